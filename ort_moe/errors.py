@@ -1,0 +1,23 @@
+"""Exceptions of the public API; each message is one sentence for the user."""
+
+from __future__ import annotations
+
+
+class OrtMoeError(Exception):
+    """Base of all: what went wrong, where, what was expected and what came."""
+
+
+class ModelError(OrtMoeError):
+    """The input is not a model that can be read or run (CLI: exit 1)."""
+
+
+class OutputError(OrtMoeError):
+    """The output cannot be written (CLI: exit 1)."""
+
+
+class VerificationError(OrtMoeError):
+    """The optimised model does not compute what the original does (CLI: exit 4)."""
+
+
+class EnvironmentUnfitError(OrtMoeError):
+    """The installation cannot do it: no ORT, an old one, a missing library or provider (CLI: exit 5)."""
