@@ -1,0 +1,67 @@
+# make demo   optimise, verify and explain a sample model
+# make test   lint, types and all tests that need no GPU
+# Each makes the virtual environment and builds first. The rest are their parts.
+
+PYTHON ?= python3
+ORT ?= cpu# which onnxruntime wheel: cpu or gpu
+JOBS ?= 2
+
+BIN := .venv/bin
+HEADERS := build/ort-headers
+FLOOR := 1.27.0# the oldest ONNX Runtime supported
+NATIVE := $(shell git ls-files custom_ops)
+NATIVE_CXX := $(filter %.cc %.cu %.cuh %.h,$(NATIVE))
+DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
+
+.PHONY: setup demo test lint format types unit floor export fixtures docs clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml $(NATIVE) scripts/ort_headers.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	scripts/ort_headers.sh $(HEADERS)
+	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev]'
+	touch $@
+
+demo: setup
+	mkdir -p build/demo
+	$(BIN)/ort-moe inspect $(DEMO)
+	$(BIN)/ort-moe optimize $(DEMO) -o build/demo/optimized.onnx --force --explain
+	$(BIN)/ort-moe verify $(DEMO) build/demo/optimized.onnx
+
+test: setup lint types unit floor
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_CXX)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(NATIVE_CXX)
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export"
+
+# The ops and the rewrites again, on the oldest ONNX Runtime supported.
+floor: setup
+	test -d build/ort-$(FLOOR) || $(BIN)/python -m pip install --quiet --no-deps --target build/ort-$(FLOOR) onnxruntime==$(FLOOR)
+	PYTHONPATH=build/ort-$(FLOOR) $(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export" tests/custom_ops tests/rewrites
+
+# Exports models afresh and compares them with the fixtures; needs torch and transformers, so it is not part of `test`.
+export: .venv/.export
+	$(BIN)/python -m pytest --quiet -m export tests
+
+fixtures: .venv/.export
+	$(BIN)/python -m models.export
+
+.venv/.export: .venv/.ready
+	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev,export]'
+	touch $@
+
+clean:
+	rm -rf build .venv

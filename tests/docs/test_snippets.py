@@ -1,0 +1,85 @@
+"""Runs every command and snippet of the documentation, top to bottom, one folder per page.
+
+A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make` lines are
+checked against the Makefile without being run, for they run this very test. Any other language is only shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+RUN = ("sh", "python")
+SHOWN = ("text", "cpp", "cmake", "json", "console")
+FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One fence: where it starts, its language, whether it needs a GPU, and its text."""
+
+    page: Path
+    line: int
+    language: str
+    gpu: bool
+    body: str
+
+    def run(self, folder: Path, environment: dict[str, str]) -> None:
+        """Runs it in `folder`; a failure shows the page, the line and the output."""
+        if self.language == "python":
+            command = [sys.executable, "-c", self.body]
+        else:
+            lines = [re.sub(r"^make\b", f"make --dry-run -C {ROOT}", line) for line in self.body.splitlines()]
+            command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{self.page.name}:{self.line}\n{self.body}\n{done.stdout}\n{done.stderr}"
+
+
+def snippets(page: Path) -> list[Snippet]:
+    """All fences of a page, in order."""
+    text = page.read_text()
+    found = []
+    for match in FENCE.finditer(text):
+        language, *rest = match["info"].split() or ["text"]
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Snippet(page, line, language, rest == ["gpu"], match["body"]))
+    return found
+
+
+def run_page(page: Path, folder: Path, gpu: bool) -> None:
+    """Runs the page's snippets in one folder that holds the repository's fixtures and benchmarks, as a checkout does."""
+    for name in ("models", "benchmarks", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for snippet in snippets(page):
+        if snippet.language in RUN and (gpu or not snippet.gpu):
+            snippet.run(folder, environment)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_names_a_known_language(page: Path) -> None:
+    unknown = [f"{s.line}: {s.language}" for s in snippets(page) if s.language not in RUN + SHOWN]
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(s.language in RUN and not s.gpu for s in snippets(p))], ids=lambda page: page.name
+)
+def test_snippets_run(page: Path, tmp_path: Path) -> None:
+    assert shutil.which("make")
+    run_page(page, tmp_path, gpu=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [p for p in PAGES if any(s.gpu for s in snippets(p))], ids=lambda page: page.name)
+def test_gpu_snippets_run(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path, gpu=True)
