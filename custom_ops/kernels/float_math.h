@@ -137,12 +137,12 @@ ORT_MOE_HD float Log(float x) {
   return Fma(n, 0.693359375f, Add(r, p));
 }
 
-// log(1 + y) for y >= 0, within 4 ulp: Kahan's correction of the rounding of 1 + y.
+// log(1 + y) for y >= 0, within 3 ulp: Kahan's correction of the rounding of 1 + y.
 ORT_MOE_HD float Log1p(float y) {
   const float u = Add(1.0f, y);
   if (u == 1.0f) return y;
   if (!(u < Infinity())) return u;
-  return Div(Mul(Log(u), y), Add(u, -1.0f));
+  return Mul(Log(u), Div(y, Add(u, -1.0f)));  // the quotient first: it is near 1, so nothing overflows
 }
 
 // tanh(x), within 3 ulp.
@@ -162,10 +162,18 @@ ORT_MOE_HD float Tanh(float x) {
   return x < 0.0f ? -t : t;
 }
 
-ORT_MOE_HD float Sigmoid(float x) { return Div(1.0f, Add(1.0f, Exp(-x))); }
+// 1 / (1 + e^-x), within 3 ulp; far below zero it is e^x, which does not vanish before the format ends.
+ORT_MOE_HD float Sigmoid(float x) {
+  if (x < -64.0f) return Exp(x);
+  return Div(1.0f, Add(1.0f, Exp(-x)));
+}
 
-// sqrt(softplus(x)), softplus linear above 20 as the frameworks have it.
-ORT_MOE_HD float SqrtSoftplus(float x) { return Sqrt(x > 20.0f ? x : Log1p(Exp(x))); }
+// sqrt(softplus(x)), within 3 ulp, softplus linear above 20 as the frameworks have it. Far below zero it is e^(x/2),
+// which keeps the digits that e^x would lose among the subnormals.
+ORT_MOE_HD float SqrtSoftplus(float x) {
+  if (x < -64.0f) return Exp(Mul(x, 0.5f));
+  return Sqrt(x > 20.0f ? x : Log1p(Exp(x)));
+}
 
 // Total order of ranking keys as unsigned integers: +inf > finite > -inf > NaN, -0 = +0.
 ORT_MOE_HD uint32_t OrderedKey(float x) {
