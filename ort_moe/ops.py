@@ -61,6 +61,22 @@ class Attribute:
     choices: tuple[AttributeValue, ...] = ()
     only_with: tuple[str, AttributeValue] | None = None
 
+    def check(self, value: object) -> None:
+        """Checks one value of this attribute by itself: its kind and its choices.
+
+        Raises:
+            ValueError: It is of another kind, not a number, or not among the choices.
+        """
+        accepted: dict[AttributeKind, tuple[type, ...]] = {"int": (int,), "float": (int, float), "string": (str,)}
+        if not isinstance(value, accepted[self.kind]):
+            kind = type(value).__name__
+            raise ValueError(f"attribute '{self.name}': expected a value of kind {self.kind}, got {value!r} ({kind})")
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"attribute '{self.name}': expected a number, got NaN")
+        if self.choices and value not in self.choices:
+            choices = ", ".join(str(choice) for choice in self.choices)
+            raise ValueError(f"attribute '{self.name}': expected one of {choices}, got {value!r}")
+
 
 @dataclass(frozen=True)
 class Op:
@@ -120,10 +136,10 @@ Scores the experts, ranks them and returns the weights and indices of the best `
 
 1. `x` = logits in float32; with a `softcap` above 0: `softcap * tanh(x / softcap)`.
 2. The key that ranks an expert. With `score_after_topk`, or with score `none` or `sparse_mixer`: `x`. For `softmax`
-   without bias and groups: `x`. Otherwise the float32 score. `selection_bias` is added in float32
-   (`bias_on = "logits"` needs `score_after_topk`). Then, where `topk_groups < num_groups`, the group mask: a group's score
-   is the sum of its `group_score_top` best keys; the `topk_groups` best groups stay (equal scores: the lower group),
-   the keys of the others become `group_fill`.
+   without bias and groups: `x`. Otherwise the float32 score. `selection_bias` is added in float32 to whichever it is
+   (`bias_on = "logits"` says so of `x` and needs `score_after_topk`). Then, where `topk_groups < num_groups`, the group
+   mask: a group's score is the sum of its `group_score_top` best keys; the `topk_groups` best groups stay (ranked like
+   keys; equal scores: the lower group), the keys of the others become `group_fill`, and all are ranked together.
 3. Ranking: +inf > finite > -inf > NaN, -0 equals +0, equal keys: the lower expert index. Always `k` distinct indices,
    best first.
 4. `v` = the unbiased, unmasked score of the chosen (`weights_from = "scores"`), or their ranked key (`"selection"`,

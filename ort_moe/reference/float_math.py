@@ -1,7 +1,8 @@
 """Float32 arithmetic with one answer everywhere: the NumPy twin of custom_ops/kernels/float_math.h.
 
-Each function is the same sequence of IEEE-754 add, multiply, fused multiply-add, divide and square root as in the header,
-so it returns the same bits (NaNs compare as NaN, not by payload). Polynomials: Cephes single precision (expf, logf, tanhf).
+Each function is the same sequence of IEEE-754 add, multiply, fused multiply-add, divide and square root as in the
+header, so it returns the same bits (NaNs compare as NaN, not by payload). Polynomials: Cephes single precision (expf,
+logf, tanhf).
 
 All take and return float32 arrays of one shape; scalars broadcast.
 """
@@ -37,8 +38,9 @@ def _ieee(function: _Decorated) -> _Decorated:
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Float32Array:
     """a * b + c with one rounding.
 
-    The product of two float32 is exact in float64. The float64 sum is rounded to odd (Boldo & Melquiond, "Emulation of FMA
-    and correctly rounded sums", 2008), with the error term from Knuth's TwoSum, so that the rounding to float32 is right.
+    The product of two float32 is exact in float64. The float64 sum is rounded to odd (Boldo & Melquiond, "Emulation of
+    FMA and correctly rounded sums", 2008), with the error term from Knuth's TwoSum, so that the rounding to float32 is
+    right.
     """
     product = np.multiply(np.asarray(a, np.float32), np.asarray(b, np.float32), dtype=np.float64)
     addend = np.asarray(c, np.float32).astype(np.float64)
@@ -176,8 +178,8 @@ ELEMENTS_TOGETHER = 8
 def ordered_sum(values: Float32Array) -> Float32Array:
     """Sums over the last axis, the experts, in the one order that every path and device has.
 
-    Element e goes into partial sum (e / 8) mod 128, each of which starts at +0 and runs in ascending e; a butterfly with
-    strides 64, 32, 16, 8, 4, 2, 1 then adds the partial sums.
+    Element e goes into partial sum (e / 8) mod 128, each of which starts at +0 and runs in ascending e; a butterfly
+    with strides 64, 32, 16, 8, 4, 2, 1 then adds the partial sums.
 
     Args:
         values: (..., E) float32. What does not take part in the sum is +0.

@@ -1,0 +1,64 @@
+"""The checked arguments of a router's reference, rows flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ort_moe.ops import AttributeValue
+from ort_moe.router_config import RouterConfig
+
+LOGITS_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""What logits may be."""
+
+
+@dataclass(frozen=True)
+class RouterArguments:
+    """The arguments of a router, checked.
+
+    Attributes:
+        config: The attributes.
+        logits: (T, E) float32, widened exactly.
+        selection_bias: (E) float32, or None.
+        expert_scale: (E) float32, or None.
+        leading: The leading dimensions of the logits; their product is T.
+    """
+
+    config: RouterConfig
+    logits: npt.NDArray[np.float32]
+    selection_bias: npt.NDArray[np.float32] | None
+    expert_scale: npt.NDArray[np.float32] | None
+    leading: tuple[int, ...]
+
+
+def check_router_arguments(
+    logits: npt.NDArray[Any],
+    selection_bias: npt.NDArray[np.float32] | None,
+    expert_scale: npt.NDArray[np.float32] | None,
+    attributes: Mapping[str, AttributeValue],
+) -> RouterArguments:
+    """Checks the arguments against the op's contract and widens the logits.
+
+    Raises:
+        ValueError: One of them is not what the op takes.
+    """
+    config = RouterConfig.from_attributes(attributes)
+    if logits.dtype not in LOGITS_DTYPES:
+        raise ValueError(f"FusedRouter: input 'logits': expected float32, float16 or bfloat16, got {logits.dtype}")
+    if logits.ndim < 1:
+        raise ValueError("FusedRouter: input 'logits': expected rank 1 or more, got a scalar")
+    *leading, experts = logits.shape
+    config.check(experts, selection_bias is not None)
+    for name, vector in (("selection_bias", selection_bias), ("expert_scale", expert_scale)):
+        if vector is not None and (vector.dtype != np.float32 or vector.shape != (experts,)):
+            raise ValueError(
+                f"FusedRouter: input '{name}': expected float32 of shape ({experts},), "
+                f"got {vector.dtype} of shape {vector.shape}"
+            )
+    rows = logits.astype(np.float32).reshape(int(np.prod(leading, dtype=np.int64)), experts)
+    return RouterArguments(config, rows, selection_bias, expert_scale, tuple(leading))
