@@ -69,13 +69,14 @@ class Attribute:
         """
         accepted: dict[AttributeKind, tuple[type, ...]] = {"int": (int,), "float": (int, float), "string": (str,)}
         if not isinstance(value, accepted[self.kind]):
-            kind = type(value).__name__
-            raise ValueError(f"attribute '{self.name}': expected a value of kind {self.kind}, got {value!r} ({kind})")
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"attribute '{self.name}': expected a number, got NaN")
-        if self.choices and value not in self.choices:
-            choices = ", ".join(str(choice) for choice in self.choices)
-            raise ValueError(f"attribute '{self.name}': expected one of {choices}, got {value!r}")
+            expected = f"of kind {self.kind}"
+        elif isinstance(value, float) and math.isnan(value):
+            expected = "a number"
+        elif self.choices and value not in self.choices:
+            expected = f"one of {', '.join(str(choice) for choice in self.choices)}"
+        else:
+            return
+        raise ValueError(f"attribute '{self.name}' must be {expected}, but is {value!r}")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class RouterConfig:
         names = [attribute.name for attribute in FUSED_ROUTER.attributes]
         for name in given:
             if name not in names:
-                raise ValueError(f"FusedRouter: expected attributes among {', '.join(names)}, got '{name}'")
+                raise ValueError(f"FusedRouter: no attribute '{name}'; the attributes are {', '.join(names)}")
         values.update(FUSED_ROUTER.complete(given))
         for attribute in FUSED_ROUTER.attributes:
             value = values[attribute.name]
@@ -100,70 +100,58 @@ class RouterConfig:
         Raises:
             ValueError: They do not go together; one sentence names the attribute, what was expected and what came.
         """
-        for problem in (
-            self._problem_with_experts(experts),
-            self._problem_with_floats(),
-            self._problem_with_bias(has_selection_bias),
-            self._problem_with_sparse_mixer(has_selection_bias),
-        ):
-            if problem:
-                raise ValueError(f"FusedRouter: {problem}")
+        self._check_numbers()
+        self._check_groups()
+        if self.score == "sparse_mixer":
+            self._check_sparse_mixer(has_selection_bias)
+        if self.bias_on == "logits" and not self.score_after_topk:
+            raise _refusal("bias_on", "'score' unless score_after_topk = 1", "'logits'")
+        if self.weights_from == "selection" and has_selection_bias:
+            raise _refusal("weights_from", "'scores' with a selection_bias", "'selection'")
+        if experts is not None:
+            self._check_experts(experts)
 
-    def _problem_with_experts(self, experts: int | None) -> str:
+    def _check_numbers(self) -> None:
         if self.k < 1:
-            return f"attribute 'k': expected at least 1, got {self.k}"
+            raise _refusal("k", "at least 1", self.k)
+        if not (self.softcap >= 0.0 and math.isfinite(self.softcap)):
+            raise _refusal("softcap", "finite and at least 0", self.softcap)
+
+    def _check_groups(self) -> None:
         if self.num_groups < 1:
-            return f"attribute 'num_groups': expected at least 1, got {self.num_groups}"
+            raise _refusal("num_groups", "at least 1", self.num_groups)
         if not 1 <= self.topk_groups <= self.num_groups:
-            return f"attribute 'topk_groups': expected 1 to num_groups = {self.num_groups}, got {self.topk_groups}"
+            raise _refusal("topk_groups", f"between 1 and num_groups = {self.num_groups}", self.topk_groups)
         if self.group_score_top < 1:
-            return f"attribute 'group_score_top': expected at least 1, got {self.group_score_top}"
-        if experts is None:
-            return ""
-        if experts < 1:
-            return f"input 'logits': expected at least 1 expert in its last dimension, got {experts}"
+            raise _refusal("group_score_top", "at least 1", self.group_score_top)
+
+    def _check_sparse_mixer(self, has_selection_bias: bool) -> None:
+        if self.k != 2:
+            raise _refusal("k", "2 with score = sparse_mixer", self.k)
+        if not (self.mixer_threshold >= 0.0 and math.isfinite(self.mixer_threshold)):
+            raise _refusal("mixer_threshold", "finite and at least 0", self.mixer_threshold)
+        if self.score_after_topk:
+            raise _refusal("score_after_topk", "0 with score = sparse_mixer", 1)
+        if self.has_groups:
+            raise _refusal("topk_groups", "equal to num_groups with score = sparse_mixer", self.topk_groups)
+        if self.weights_from == "selection":
+            raise _refusal("weights_from", "'scores' with score = sparse_mixer", "'selection'")
+        if has_selection_bias:
+            raise ValueError(
+                "FusedRouter: input 'selection_bias' must be absent with score = sparse_mixer, but is given"
+            )
+
+    def _check_experts(self, experts: int) -> None:
         if self.k > experts:
-            return f"attribute 'k': expected 1 to {experts}, the number of experts, got {self.k}"
+            raise _refusal("k", f"at most the number of experts, {experts}", self.k)
         if experts % self.num_groups:
-            return f"attribute 'num_groups': expected a divisor of the {experts} experts, got {self.num_groups}"
+            raise _refusal("num_groups", f"a divisor of the number of experts, {experts}", self.num_groups)
         group_size = experts // self.num_groups
         if self.group_score_top > group_size:
-            return (
-                f"attribute 'group_score_top': expected 1 to {group_size}, the experts of a group, "
-                f"got {self.group_score_top}"
-            )
+            raise _refusal("group_score_top", f"at most the experts per group, {group_size}", self.group_score_top)
         if self.has_groups and self.topk_groups * group_size < self.k:
-            return (
-                f"attribute 'topk_groups': expected groups that hold at least k = {self.k} experts, "
-                f"got {self.topk_groups} groups of {group_size}"
-            )
-        return ""
+            raise _refusal("k", f"at most the experts of the kept groups, {self.topk_groups * group_size}", self.k)
 
-    def _problem_with_floats(self) -> str:
-        if not (self.softcap >= 0.0 and math.isfinite(self.softcap)):
-            return f"attribute 'softcap': expected a finite number of at least 0, got {self.softcap}"
-        return ""
 
-    def _problem_with_bias(self, has_selection_bias: bool) -> str:
-        if self.bias_on == "logits" and not self.score_after_topk:
-            return "attribute 'bias_on': expected 'score' without score_after_topk, got 'logits'"
-        if self.weights_from == "selection" and has_selection_bias:
-            return "attribute 'weights_from': expected 'scores' with a selection_bias, got 'selection'"
-        return ""
-
-    def _problem_with_sparse_mixer(self, has_selection_bias: bool) -> str:
-        if self.score != "sparse_mixer":
-            return ""
-        if self.k != 2:
-            return f"attribute 'k': expected 2 with score sparse_mixer, got {self.k}"
-        if not (self.mixer_threshold >= 0.0 and math.isfinite(self.mixer_threshold)):
-            return f"attribute 'mixer_threshold': expected a finite number of at least 0, got {self.mixer_threshold}"
-        if self.score_after_topk:
-            return "attribute 'score_after_topk': expected 0 with score sparse_mixer, got 1"
-        if self.has_groups:
-            return f"attribute 'topk_groups': expected num_groups with score sparse_mixer, got {self.topk_groups}"
-        if has_selection_bias:
-            return "input 'selection_bias': expected none with score sparse_mixer, got one"
-        if self.weights_from == "selection":
-            return "attribute 'weights_from': expected 'scores' with score sparse_mixer, got 'selection'"
-        return ""
+def _refusal(attribute: str, expected: str, value: object) -> ValueError:
+    return ValueError(f"FusedRouter: attribute '{attribute}' must be {expected}, but is {value}")

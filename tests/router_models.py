@@ -43,7 +43,8 @@ def router_model(
     node = helper.make_node("FusedRouter", inputs, outputs, name=name, domain=DOMAIN)
     for key, value in (FUSED_ROUTER.complete(attributes) if complete else attributes).items():
         node.attribute.append(helper.make_attribute(key, value))
-    chosen_shape = [*logits_shape[:-1], attributes.get("k", "K")]
+    k = attributes.get("k")
+    chosen_shape = [*logits_shape[:-1], k if isinstance(k, int) else "K"]
     element_type = TensorProto.DataType.Value(onnx_type.upper())
     graph = helper.make_graph(
         [node],

@@ -49,16 +49,16 @@ def check_router_arguments(
     """
     config = RouterConfig.from_attributes(attributes)
     if logits.dtype not in LOGITS_DTYPES:
-        raise ValueError(f"FusedRouter: input 'logits': expected float32, float16 or bfloat16, got {logits.dtype}")
+        raise ValueError(f"FusedRouter: input 'logits' must be float32, float16 or bfloat16, but is {logits.dtype}")
     if logits.ndim < 1:
-        raise ValueError("FusedRouter: input 'logits': expected rank 1 or more, got a scalar")
+        raise ValueError("FusedRouter: input 'logits' must have rank 1 or more, but is a scalar")
     *leading, experts = logits.shape
     config.check(experts, selection_bias is not None)
     for name, vector in (("selection_bias", selection_bias), ("expert_scale", expert_scale)):
         if vector is not None and (vector.dtype != np.float32 or vector.shape != (experts,)):
             raise ValueError(
-                f"FusedRouter: input '{name}': expected float32 of shape ({experts},), "
-                f"got {vector.dtype} of shape {vector.shape}"
+                f"FusedRouter: input '{name}' must be float32 of shape ({experts},), "
+                f"but is {vector.dtype} of shape {vector.shape}"
             )
     rows = logits.astype(np.float32).reshape(int(np.prod(leading, dtype=np.int64)), experts)
     return RouterArguments(config, rows, selection_bias, expert_scale, tuple(leading))
