@@ -1,0 +1,63 @@
+"""Writes docs/ops.md, the op reference, from the op table: `python -m ort_moe.optable_docs docs/ops.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
+
+_HEADER = f"""\
+# Ops
+
+<!-- Generated from ort_moe/ops.py by `python -m ort_moe.optable_docs docs/ops.md`; edit the table instead. -->
+
+Every op lives in the domain `{DOMAIN}`, version {VERSION}, and has a kernel for the CPU. On a node every attribute must
+be written out, because ONNX Runtime reads a misspelt optional attribute as absent; the last column is the value that
+changes nothing.
+"""
+
+
+def op_reference() -> str:
+    """The whole page, in Markdown."""
+    return "\n".join([_HEADER, *(op_section(op) for op in OPS.values())])
+
+
+def op_section(op: Op) -> str:
+    """The section of one op, in Markdown."""
+    parts = [
+        f"## {op.name}\n",
+        f"{op.doc}\n",
+        "### Inputs\n",
+        _table(("input", "type", "shape", ""), map(_tensor_row, op.inputs)),
+        "### Outputs\n",
+        _table(("output", "type", "shape", ""), map(_tensor_row, op.outputs)),
+        "### Attributes\n",
+        _table(("attribute", "kind", "", "neutral"), map(_attribute_row, op.attributes)),
+    ]
+    return "\n".join(parts)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _tensor_row(tensor: Tensor) -> tuple[str, ...]:
+    doc = f"Optional. {tensor.doc}" if tensor.optional else tensor.doc
+    return f"`{tensor.name}`", ", ".join(tensor.types), f"`{tensor.shape}`", doc
+
+
+def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
+    doc = attribute.doc
+    if attribute.choices:
+        doc += f" One of {', '.join(f'`{choice}`' for choice in attribute.choices)}."
+    if attribute.only_with:
+        doc += " Only with `{} = {}`.".format(*attribute.only_with)
+    neutral = "to be chosen" if attribute.neutral is None else f"`{attribute.neutral}`"
+    return f"`{attribute.name}`", attribute.kind, doc, neutral
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(op_reference(), encoding="utf-8")
