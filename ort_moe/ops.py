@@ -148,8 +148,9 @@ Scores the experts, ranks them and returns the weights and indices of the best `
 5. With `normalize`: `v / max(sum(v) + normalize_eps, normalize_min)`. Then times `scale`, then times
    `expert_scale[index]`. `softmax` with `normalize`, both limits 0, is the softmax over the chosen and computed so.
 6. Every sum over experts has one order on every path and device, so the results are the same bits on CPU and CUDA: 128
-   partial sums that start at +0, element e in number (e / 8) mod 128, each in ascending e, then added by a butterfly with
-   strides 64, 32, 16, 8, 4, 2, 1. In a sum over the chosen, or over the best of a group, the other experts count as +0.
+   partial sums that start at +0, element e in number (e / 8) mod 128, each in ascending e, then added by a butterfly
+   with strides 64, 32, 16, 8, 4, 2, 1. In a sum over the chosen, or over the best of a group, the other experts count
+   as +0.
 7. A NaN logit makes all `k` weights of its row NaN, while its indices stay distinct and ranked as above; infinities
    follow IEEE 754.
 
@@ -160,8 +161,8 @@ from the best m is (m - x[e]) / max(|x[e]|, m), and the second choice is made wi
 All arithmetic is float32 without contraction; exp, log1p and tanh are within 3 units in the last place. The float64
 answer has the same indices wherever the keys are further apart than that rounding.
 
-Limits: 1 <= k <= E; `num_groups` divides E; `group_score_top` is at most the experts per group; with a group mask the kept
-groups hold at least k experts. sparse_mixer takes neither `score_after_topk`, groups, a bias nor `"selection"`.
+Limits: 1 <= k <= E; `num_groups` divides E; `group_score_top` is at most the experts per group; with a group mask the
+kept groups hold at least k experts. sparse_mixer takes neither `score_after_topk`, groups, a bias nor `"selection"`.
 `k` up to 64 and E up to 4096 are tuned for, more is correct.""",
     inputs=(
         Tensor("logits", ACTIVATION_TYPES, "(..., E)", "Router logits, rank 1 or more."),
