@@ -32,6 +32,10 @@ COMMON_CONFIG: Mapping[str, Any] = {
 }
 """Configuration that all rows share; a row's `config` is laid over it."""
 
+EXPERT_COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN_NAMES = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+"""What configuration classes call E and K."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -43,17 +47,17 @@ class Architecture:
         router: the router's arithmetic in words, in the order in which it is applied.
         experts: number of routed experts, E.
         k: experts chosen per token, K.
-        config: configuration overrides, laid over `COMMON_CONFIG`.
-        causal_lm: whether the whole language model is exported too, not only its first MoE block.
+        config: configuration overrides, laid over `COMMON_CONFIG` and the two counts above.
+        kinds: what to export: `block`, the first MoE block alone; `causal_lm`, the whole language model.
     """
 
     name: str
     block_class: str
     router: str
-    experts: int
-    k: int
+    experts: int = 8
+    k: int = 2
     config: Mapping[str, Any] = field(default_factory=dict)
-    causal_lm: bool = False
+    kinds: tuple[str, ...] = ("block",)
 
 
 MLA_CONFIG: Mapping[str, Any] = {
@@ -67,23 +71,41 @@ MLA_CONFIG: Mapping[str, Any] = {
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
-        name="mixtral",
-        block_class="MixtralSparseMoeBlock",
-        router="softmax, top-k, renormalise",
-        experts=8,
-        k=2,
-        config={"num_local_experts": 8, "num_experts_per_tok": 2},
-        causal_lm=True,
+        name="afmoe",
+        block_class="AfmoeSparseMoeBlock",
+        router="sigmoid + bias, top-k, gather the unbiased score, renormalise, scale",
+        config={"num_dense_layers": 0, "num_shared_experts": 1, "route_scale": 2.5},
+    ),
+    Architecture(
+        name="cohere2_moe",
+        block_class="Cohere2MoeSparseMoeBlock",
+        router="top-k, sigmoid of the chosen, renormalise",
+        config={"expert_selection_fn": "sigmoid", "num_shared_experts": 1},
+    ),
+    Architecture(
+        name="deepseek_v2",
+        block_class="DeepseekV2Moe",
+        router="softmax, the 2 best of 4 groups by their best expert, top-k of the masked scores, scale",
+        experts=16,
+        k=4,
+        config={
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 16.0,
+            **MLA_CONFIG,
+        },
     ),
     Architecture(
         name="deepseek_v3",
         block_class="DeepseekV3MoE",
-        router="sigmoid + bias, the 2 best of 4 groups, top-k, gather the unbiased score, renormalise, scale",
+        router="sigmoid + bias, the 2 best of 4 groups by their 2 best experts, top-k, gather the unbiased score, "
+        "renormalise, scale",
         experts=16,
         k=4,
         config={
-            "n_routed_experts": 16,
-            "num_experts_per_tok": 4,
             "n_group": 4,
             "topk_group": 2,
             "n_shared_experts": 1,
@@ -91,15 +113,134 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "routed_scaling_factor": 2.5,
             **MLA_CONFIG,
         },
-        causal_lm=True,
+        kinds=("block", "causal_lm"),
+    ),
+    Architecture(
+        name="deepseek_v4",
+        block_class="DeepseekV4SparseMoeBlock",
+        router="square root of softplus, + bias, top-k, gather the unbiased score, renormalise, scale",
+        config={"mlp_layer_types": ["moe", "moe"], "routed_scaling_factor": 1.5},
+    ),
+    Architecture(
+        name="dots1",
+        block_class="Dots1MoE",
+        router="sigmoid + bias, groups, top-k, gather the unbiased score, scale",
+        config={"n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0},
+    ),
+    Architecture(
+        name="ernie4_5_moe",
+        block_class="Ernie4_5_MoeSparseMoeBlock",
+        router="softmax + bias, top-k, gather the unbiased score, divide by the sum but at least 1e-12",
+        config={"moe_layer_start_index": 0, "moe_num_shared_experts": 1},
+    ),
+    Architecture(
+        name="gemma4_text",
+        block_class="Gemma4TextRouter",
+        router="softmax, top-k, renormalise, scale per expert",
+        config={"enable_moe_block": True, "hidden_size_per_layer_input": 0, "global_head_dim": HEAD_DIM},
+        kinds=("causal_lm",),
+    ),
+    Architecture(
+        name="glm4_moe",
+        block_class="Glm4MoeMoE",
+        router="sigmoid + bias, one group (its mask stays in the graph), top-k, gather the unbiased score, renormalise",
+        config={"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0},
     ),
     Architecture(
         name="gpt_oss",
         block_class="GptOssMLP",
         router="linear with bias, top-k, softmax over the chosen",
-        experts=8,
         k=4,
-        config={"num_local_experts": 8, "num_experts_per_tok": 4},
+    ),
+    Architecture(
+        name="granitemoe",
+        block_class="GraniteMoeMoE",
+        router="top-k, softmax over the chosen",
+    ),
+    Architecture(
+        name="hunyuan_v1_moe",
+        block_class="HunYuanMoEV1Moe",
+        router="softmax on axis 1, top-k, renormalise",
+    ),
+    Architecture(
+        name="laguna",
+        block_class="LagunaSparseMoeBlock",
+        router="softcap, sigmoid + bias, top-k, gather the unbiased score, renormalise; scales the experts' output",
+        config={
+            "shared_expert_intermediate_size": INTERMEDIATE_SIZE,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "moe_router_logit_softcapping": 3.0,
+            "moe_routed_scaling_factor": 2.5,
+        },
+    ),
+    Architecture(
+        name="lfm2_moe",
+        block_class="Lfm2MoeSparseMoeBlock",
+        router="sigmoid + bias, top-k, gather the unbiased score, divide by the sum + 1e-6, scale",
+        config={
+            "num_dense_layers": 0,
+            "layer_types": ["full_attention", "full_attention"],
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    Architecture(
+        name="llama4_text",
+        block_class="Llama4TextMoe",
+        router="top-k, scatter into -inf, sigmoid; scales the experts' input and runs all of them",
+        config={"interleave_moe_layer_step": 1, "intermediate_size_mlp": INTERMEDIATE_SIZE},
+    ),
+    Architecture(
+        name="minimax_m2",
+        block_class="MiniMaxM2SparseMoeBlock",
+        router="sigmoid + bias, top-k, gather the unbiased score, renormalise",
+    ),
+    Architecture(
+        name="mixtral",
+        block_class="MixtralSparseMoeBlock",
+        router="softmax, top-k, renormalise",
+        kinds=("block", "causal_lm"),
+    ),
+    Architecture(
+        name="nemotron_h",
+        block_class="NemotronHMoE",
+        router="sigmoid + bias, one group (its mask stays in the graph), top-k, gather the unbiased score, renormalise",
+        config={
+            "layers_block_type": ["moe", "attention"],
+            "moe_shared_expert_intermediate_size": INTERMEDIATE_SIZE,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    Architecture(
+        name="olmoe",
+        block_class="OlmoeSparseMoeBlock",
+        router="softmax, top-k",
+    ),
+    Architecture(
+        name="phimoe",
+        block_class="PhimoeSparseMoeBlock",
+        router="sparse mixer: the two best by ReduceMax and ArgMax, each with its own masked softmax",
+    ),
+    Architecture(
+        name="qwen2_moe",
+        block_class="Qwen2MoeSparseMoeBlock",
+        router="softmax, top-k; a sigmoid gate on the shared expert",
+        config={"shared_expert_intermediate_size": INTERMEDIATE_SIZE},
+    ),
+    Architecture(
+        name="qwen3_moe",
+        block_class="Qwen3MoeSparseMoeBlock",
+        router="softmax, top-k, renormalise",
+        config={"norm_topk_prob": True},
+        kinds=("block", "causal_lm"),
+    ),
+    Architecture(
+        name="qwen3_next",
+        block_class="Qwen3NextSparseMoeBlock",
+        router="softmax, top-k, renormalise; a sigmoid gate on the shared expert",
+        config={
+            "shared_expert_intermediate_size": INTERMEDIATE_SIZE,
+            "layer_types": ["full_attention", "full_attention"],
+        },
     ),
 )
 

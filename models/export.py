@@ -26,12 +26,18 @@ import onnxruntime
 import torch
 import transformers
 
-from models.architectures import ARCHITECTURES, COMMON_CONFIG, Architecture
+from models.architectures import (
+    ARCHITECTURES,
+    COMMON_CONFIG,
+    EXPERT_COUNT_NAMES,
+    EXPERTS_PER_TOKEN_NAMES,
+    Architecture,
+)
 from models.fixtures import INDEX_PATH, Fixture, load_index
 
 OPSET = 20
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-# Largest difference to torch, relative to the largest output; torch accumulates half precision in fp32, ORT rounds oftener.
+# Largest difference to torch, relative to the largest output. In half precision ORT's CPU rounds oftener than torch.
 TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2}
 # (batch, tokens) of the check; neither is the traced shape.
 CHECKED_SHAPES = ((1, 1), (2, 7), (4, 3))
@@ -59,17 +65,12 @@ class Target:
 
 def targets() -> list[Target]:
     """Return every fixture that the table of architectures asks for, sorted by name."""
-    found = [
-        Target(row, kind, precision)
-        for row in ARCHITECTURES
-        for kind in (("block", "causal_lm") if row.causal_lm else ("block",))
-        for precision in DTYPES
-    ]
+    found = [Target(row, kind, precision) for row in ARCHITECTURES for kind in row.kinds for precision in DTYPES]
     return sorted(found, key=lambda target: target.name)
 
 
 class Block(torch.nn.Module):
-    """hidden_states (batch, sequence, H) -> output (batch, sequence, H); drops the router's values that some blocks return."""
+    """hidden_states (batch, sequence, H) -> output (batch, sequence, H), without the router values some blocks return."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         super().__init__()
@@ -92,20 +93,28 @@ class CausalLM(torch.nn.Module):
 
 
 def draw_weight(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draw one fp32 parameter: gains near 1, biases that are not 0, and router logits spread by a standard deviation of about 2."""
+    """Draw one fp32 parameter.
+
+    Gains are near 1 and biases are not 0, so that a rewrite that drops one shows. Router logits get a standard
+    deviation of about 2, so that experts are seldom nearly equal.
+    """
     values = rng.standard_normal(shape, dtype=np.float32)
-    if len(shape) < 2:
-        is_gain = name.endswith(("weight", "scale"))
-        return 1 + 0.1 * values if is_gain else 0.2 * values
+    if len(shape) < 2 and name.endswith(("weight", "scale")):
+        return 1 + np.float32(0.1) * values
+    if len(shape) < 2 or name.endswith("bias"):
+        return np.float32(0.2) * values
     is_router = re.search(r"\b(router|gate)\b", name) is not None
-    gain = 2.0 if is_router else 1.0
+    gain = np.float32(2 if is_router else 1)
     return gain / np.sqrt(np.float32(shape[-1])) * values
 
 
 def build_model(row: Architecture, dtype: torch.dtype) -> torch.nn.Module:
     """Build the language model of `row` with seeded weights, in `dtype` but for what its class keeps in fp32."""
     config_class = transformers.CONFIG_MAPPING[row.name]
-    config = config_class(**{**COMMON_CONFIG, **row.config})
+    names = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    experts = {name: row.experts for name in EXPERT_COUNT_NAMES if name in names}
+    per_token = {name: row.k for name in EXPERTS_PER_TOKEN_NAMES if name in names}
+    config = config_class(**{**COMMON_CONFIG, **experts, **per_token, **row.config})
     model = transformers.AutoModelForCausalLM.from_config(
         config,
         dtype=torch.float32,
@@ -113,6 +122,7 @@ def build_model(row: Architecture, dtype: torch.dtype) -> torch.nn.Module:
         # The default, grouped_mm, has no ONNX translation; eager loops over data.
         experts_implementation="batched_mm",
     )
+    # What from_pretrained would keep in fp32; from_config and .half() do not look at it.
     kept_in_fp32 = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
     keep = re.compile("|".join(rf"(^|\.){re.escape(part)}($|\.)" for part in kept_in_fp32) or "$^")
     with torch.no_grad():
@@ -120,7 +130,7 @@ def build_model(row: Architecture, dtype: torch.dtype) -> torch.nn.Module:
             if not tensor.is_floating_point():
                 continue
             rng = np.random.default_rng([zlib.crc32(row.name.encode()), zlib.crc32(name.encode())])
-            values = torch.from_numpy(np.asarray(draw_weight(name, tuple(tensor.shape), rng), dtype=np.float32))
+            values = torch.from_numpy(draw_weight(name, tuple(tensor.shape), rng))
             tensor.data = values.to(torch.float32 if keep.search(name) else dtype)
     return model.eval().requires_grad_(False)
 
@@ -202,7 +212,8 @@ def compare(fixture: Fixture, module: torch.nn.Module) -> float:
 def export(target: Target, out: Path) -> Fixture:
     """Write one fixture into `out` and return its index row; nothing is left there if the check fails."""
     row = target.architecture
-    model = build_model(row, DTYPES[target.precision])
+    with quiet():
+        model = build_model(row, DTYPES[target.precision])
     blocks = moe_blocks(model, row)
     module = Block(blocks[0]) if target.kind == "block" else CausalLM(model)
     module.eval()
@@ -261,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
         names = {name for target in chosen for name in (target.name, target.architecture.name)}
         for name in options.only:
             if name not in names:
-                parser.error(f"--only {name}: no such fixture or architecture; there are {', '.join(sorted(names))}")
+                rows = ", ".join(row.name for row in ARCHITECTURES)
+                parser.error(f"--only {name}: no such fixture or architecture; the architectures are {rows}")
         chosen = [target for target in chosen if {target.name, target.architecture.name} & set(options.only)]
     options.out.mkdir(parents=True, exist_ok=True)
     try:
