@@ -1,0 +1,161 @@
+#include "ort/fused_router_op.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ort/status.h"
+
+namespace ort_moe {
+namespace {
+
+enum Input : size_t { kLogits, kSelectionBias, kExpertScale };
+enum Output : size_t { kWeights, kIndices };
+
+// Logits of one task on the CPU: some 50 us of work, so that handing it to a thread costs little beside it.
+constexpr int64_t kLogitsPerTask = 8192;
+
+// The order of choices is that of the enumerations in kernels/fused_router.h.
+OpSpec MakeSpec() {
+  using Values = std::vector<AttributeValue>;
+  const Values flag = {int64_t{0}, int64_t{1}};
+  const auto words = [](std::initializer_list<const char*> texts) { return Values(texts.begin(), texts.end()); };
+  OpSpec spec;
+  spec.name = "FusedRouter";
+  spec.inputs = {
+      {"logits",
+       {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}},
+      {"selection_bias", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
+      {"expert_scale", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
+  };
+  spec.outputs = {
+      {"weights", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}},
+      {"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}},
+  };
+  spec.attributes = {
+      {"k", AttributeKind::kInt},
+      {"score", AttributeKind::kString, words({"softmax", "sigmoid", "sqrtsoftplus", "none", "sparse_mixer"})},
+      {"mixer_threshold", AttributeKind::kFloat, {}, {"score", "sparse_mixer"}},
+      {"score_after_topk", AttributeKind::kInt, flag},
+      {"bias_on", AttributeKind::kString, words({"score", "logits"})},
+      {"num_groups", AttributeKind::kInt},
+      {"topk_groups", AttributeKind::kInt},
+      {"group_score_top", AttributeKind::kInt},
+      {"group_fill", AttributeKind::kFloat, {-INFINITY, 0.0f}},
+      {"weights_from", AttributeKind::kString, words({"scores", "selection"})},
+      {"normalize", AttributeKind::kInt, flag},
+      {"normalize_eps", AttributeKind::kFloat},
+      {"normalize_min", AttributeKind::kFloat},
+      {"scale", AttributeKind::kFloat},
+      {"softcap", AttributeKind::kFloat},
+  };
+  return spec;
+}
+
+RouterConfig ReadConfig(const Node& node) {
+  RouterConfig config;
+  config.k = node.Int("k");
+  config.score = static_cast<Score>(node.Choice("score"));
+  if (config.score == Score::kSparseMixer) config.mixer_threshold = node.Float("mixer_threshold");
+  config.score_after_topk = node.Int("score_after_topk") != 0;
+  config.bias_on = static_cast<BiasOn>(node.Choice("bias_on"));
+  config.num_groups = node.Int("num_groups");
+  config.topk_groups = node.Int("topk_groups");
+  config.group_score_top = node.Int("group_score_top");
+  config.group_fill = node.Float("group_fill");
+  config.weights_from = static_cast<WeightsFrom>(node.Choice("weights_from"));
+  config.normalize = node.Int("normalize") != 0;
+  config.normalize_eps = node.Float("normalize_eps");
+  config.normalize_min = node.Float("normalize_min");
+  config.scale = node.Float("scale");
+  config.softcap = node.Float("softcap");
+  return config;
+}
+
+DType RouterDType(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+      return DType::kFloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+// One value per expert, or null where the node leaves it out.
+const float* ExpertVector(const Context& context, size_t index, int64_t experts) {
+  const auto tensor = context.Input(index);
+  if (!tensor) return nullptr;
+  CheckVector(FusedRouterOp::Spec().inputs[index], tensor->shape, experts);
+  return static_cast<const float*>(tensor->data);
+}
+
+}  // namespace
+
+const OpSpec& FusedRouterOp::Spec() {
+  static const OpSpec spec = MakeSpec();
+  return spec;
+}
+
+void FusedRouterOp::InferShapes(ShapeInference& node) {
+  auto shape = node.Input(kLogits);
+  const auto k = node.Int("k");
+  if (!shape || !k || *k < 1) return;
+  shape->back() = {*k};
+  node.SetOutput(kWeights, *shape);
+  node.SetOutput(kIndices, *shape);
+}
+
+FusedRouterOp::FusedRouterOp(const Node& node, Device device)
+    : config_(ReadConfig(node)), device_(device), has_selection_bias_(node.HasInput(kSelectionBias)) {
+  const KnownTensor logits = node.Input(kLogits);
+  CheckType(Spec().inputs[kLogits], logits.type);
+  const int64_t experts = logits.shape.empty() ? -1 : logits.shape.back();
+  CheckExperts(experts);
+  for (const size_t index : {kSelectionBias, kExpertScale}) {
+    if (!node.HasInput(index)) continue;
+    const KnownTensor tensor = node.Input(index);
+    CheckType(Spec().inputs[index], tensor.type);
+    if (!tensor.shape.empty()) CheckVector(Spec().inputs[index], tensor.shape, experts);
+  }
+}
+
+void FusedRouterOp::CheckExperts(int64_t experts) const {
+  const std::string refusal = CheckRouterConfig(config_, experts, has_selection_bias_);
+  if (!refusal.empty()) throw Error(refusal);
+}
+
+void FusedRouterOp::Compute(Context& context) const {
+  const auto logits = context.Input(kLogits);
+  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
+  std::vector<int64_t> shape = logits->shape;
+  const int64_t experts = shape.back();
+  CheckExperts(experts);
+
+  RouterArgs args{};
+  args.logits = logits->data;
+  args.dtype = RouterDType(logits->type);
+  args.experts = experts;
+  args.rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) args.rows *= shape[i];
+  args.selection_bias = ExpertVector(context, kSelectionBias, experts);
+  args.expert_scale = ExpertVector(context, kExpertScale, experts);
+  shape.back() = config_.k;
+  args.weights = static_cast<float*>(context.Output(kWeights, shape));
+  args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));
+
+#if defined(ORT_MOE_WITH_CUDA)
+  if (device_ == Device::kCuda) {
+    const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
+    if (status != cudaSuccess) {
+      throw Error(std::string("the CUDA kernel was not launched: ") + cudaGetErrorString(status), ORT_EP_FAIL);
+    }
+    return;
+  }
+#endif
+  const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);
+  context.ParallelFor(args.rows, grain, [&](int64_t begin, int64_t end) { FusedRouterCpu(config_, args, begin, end); });
+}
+
+}  // namespace ort_moe

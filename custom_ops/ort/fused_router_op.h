@@ -1,0 +1,28 @@
+// FusedRouter as an ORT op, on the CPU and on CUDA.
+#pragma once
+
+#include "kernels/fused_router.h"
+#include "ort/context.h"
+#include "ort/node.h"
+#include "ort/op_spec.h"
+#include "ort/shape_inference.h"
+
+namespace ort_moe {
+
+class FusedRouterOp {
+ public:
+  static const OpSpec& Spec();
+  static void InferShapes(ShapeInference& node);
+
+  FusedRouterOp(const Node& node, Device device);
+  void Compute(Context& context) const;
+
+ private:
+  void CheckExperts(int64_t experts) const;
+
+  RouterConfig config_;
+  Device device_;
+  bool has_selection_bias_;
+};
+
+}  // namespace ort_moe

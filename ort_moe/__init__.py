@@ -1,0 +1,72 @@
+"""Fast Mixture-of-Experts models in ONNX Runtime.
+
+    report = ort_moe.optimize("model.onnx", "out.onnx")
+    session = ort_moe.session("out.onnx", providers=["CUDAExecutionProvider"])
+
+`register` and `library_path` are for people who create their sessions themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
+    from ort_moe.library import library_path, register
+    from ort_moe.optimize import optimize
+    from ort_moe.session import session
+
+__all__ = [
+    "EnvironmentUnfitError",
+    "ModelError",
+    "OrtMoeError",
+    "OutputError",
+    "VerificationError",
+    "library_path",
+    "optimize",
+    "register",
+    "session",
+]
+
+# Loaded on first use: `import ort_moe` must cost nothing.
+_MODULE_OF = {
+    "EnvironmentUnfitError": "ort_moe.errors",
+    "ModelError": "ort_moe.errors",
+    "OrtMoeError": "ort_moe.errors",
+    "OutputError": "ort_moe.errors",
+    "VerificationError": "ort_moe.errors",
+    "library_path": "ort_moe.library",
+    "optimize": "ort_moe.optimize",
+    "register": "ort_moe.library",
+    "session": "ort_moe.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("ort-moe")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'ort_moe' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps a submodule from taking the place of the function of its name, as importing `ort_moe.session` would."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

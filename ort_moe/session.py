@@ -1,0 +1,97 @@
+"""A session that has our ops and runs where it was told to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.environment import installed_wheels, require_onnxruntime
+from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.library import build_info, register
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+Provider = str | tuple[str, dict[str, Any]]
+"""The name of an execution provider, or the name and its options, as ONNX Runtime takes them."""
+
+
+def session(
+    model: str | os.PathLike[str] | bytes,
+    providers: Sequence[Provider] | None = None,
+    *,
+    options: onnxruntime.SessionOptions | None = None,
+    **arguments: Any,
+) -> onnxruntime.InferenceSession:
+    """Creates an ONNX Runtime session with our ops registered.
+
+    Args:
+        model: Path of a model, or a serialised one.
+        providers: Execution providers, best first. None: CUDA where this ONNX Runtime and our library both have it,
+            then the CPU. Unlike ONNX Runtime's own constructor, this one does not fall back in silence.
+        options: Session options to use; our ops are added to them.
+        arguments: Passed on to `onnxruntime.InferenceSession`.
+
+    Raises:
+        EnvironmentUnfitError: ONNX Runtime is missing, too old or installed twice, our library is missing, or a provider
+            that was asked for is not there or did not start.
+        ModelError: ONNX Runtime does not take the model; its sentence follows.
+    """
+    ort = require_onnxruntime()
+    _require_one_wheel()
+    chosen = list(providers) if providers is not None else _default_providers(ort.get_available_providers())
+    names = [provider if isinstance(provider, str) else provider[0] for provider in chosen]
+    _require_providers(names, ort.get_available_providers())
+    if options is None:
+        options = ort.SessionOptions()
+    register(options)
+    if not isinstance(model, bytes):
+        if not Path(model).is_file():
+            raise ModelError(f"there is no model {os.fspath(model)}")
+        model = os.fspath(model)
+    try:
+        created = ort.InferenceSession(model, options, providers=chosen, **arguments)
+    except Exception as error:
+        name = "the model" if isinstance(model, bytes) else model
+        raise ModelError(f"ONNX Runtime does not take {name}: {error}") from error
+    for name in names:
+        if name not in created.get_providers():
+            raise EnvironmentUnfitError(
+                f"{name} did not start, ONNX Runtime would run the model on {', '.join(created.get_providers())}: "
+                "'ort-moe doctor' says what is missing"
+            )
+    return created
+
+
+def _default_providers(available: Sequence[str]) -> list[str]:
+    if CUDA in available and build_info()["cuda"] is not None:
+        return [CUDA, CPU]
+    return [CPU]
+
+
+def _require_one_wheel() -> None:
+    wheels = installed_wheels()
+    if len(wheels) > 1:
+        found = " and ".join(f"{name} {version}" for name, version in wheels.items())
+        raise EnvironmentUnfitError(
+            f"{found} are both installed and overwrite each other: uninstall both, then install one"
+        )
+
+
+def _require_providers(names: Sequence[str], available: Sequence[str]) -> None:
+    for name in names:
+        if name not in available:
+            raise EnvironmentUnfitError(
+                f"this ONNX Runtime has no {name}, only {', '.join(available)}"
+                + (": install onnxruntime-gpu instead of onnxruntime" if name == CUDA else "")
+            )
+    if CUDA in names and build_info()["cuda"] is None:
+        raise EnvironmentUnfitError(
+            f"{CUDA} was asked for, but our library was built without CUDA and its ops would run on the CPU: "
+            "build it with the CUDA toolkit installed"
+        )
