@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
     from ort_moe.library import library_path, register
-    from ort_moe.optimize import optimize
+    from ort_moe.optimization import optimize
     from ort_moe.session import session
 
 __all__ = [
@@ -39,7 +39,7 @@ _MODULE_OF = {
     "OutputError": "ort_moe.errors",
     "VerificationError": "ort_moe.errors",
     "library_path": "ort_moe.library",
-    "optimize": "ort_moe.optimize",
+    "optimize": "ort_moe.optimization",
     "register": "ort_moe.library",
     "session": "ort_moe.session",
 }

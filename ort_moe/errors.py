@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ort_moe.verification import Verification
+
 
 class OrtMoeError(Exception):
     """Base of all: what went wrong, where, what was expected and what came."""
@@ -16,7 +21,15 @@ class OutputError(OrtMoeError):
 
 
 class VerificationError(OrtMoeError):
-    """The optimised model does not compute what the original does (CLI: exit 4)."""
+    """The optimised model does not compute what the original does (CLI: exit 4).
+
+    Attributes:
+        verification: The whole outcome, where there is one.
+    """
+
+    def __init__(self, message: str, verification: Verification | None = None) -> None:
+        super().__init__(message)
+        self.verification = verification
 
 
 class EnvironmentUnfitError(OrtMoeError):

@@ -1,0 +1,25 @@
+"""The verbs of `ort-moe` in one place."""
+
+from __future__ import annotations
+
+import typer
+
+from ort_moe.cli.doctor import doctor
+from ort_moe.cli.explain import explain
+from ort_moe.cli.inspect import inspect
+from ort_moe.cli.optimize import optimize
+from ort_moe.cli.tables import ops, rules
+from ort_moe.cli.verify import verify
+
+app = typer.Typer(
+    name="ort-moe",
+    help="Fast Mixture-of-Experts models in ONNX Runtime.",
+    epilog="Exit codes: 0 done, 1 error, 2 usage, 3 nothing matched (with --fail-on-no-match), "
+    "4 verification failed (nothing is put in place), 5 environment unfit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would take a third of its time
+)
+for verb in (optimize, inspect, explain, verify, doctor, ops, rules):
+    app.command()(verb)

@@ -1,0 +1,29 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
+
+
+def names(given: str | None) -> tuple[str, ...] | None:
+    """`A,B` as ("A", "B"); None where nothing was given."""
+    return None if given is None else tuple(name.strip() for name in given.split(",") if name.strip())
+
+
+def check_rules(given: tuple[str, ...] | None, option: str) -> None:
+    """Refuses a rule that is not there.
+
+    Raises:
+        typer.BadParameter: Naming the rules that are.
+    """
+    from ort_moe.rewrites import RULES
+
+    for name in given or ():
+        if name not in RULES:
+            raise typer.BadParameter(f"there is no rule '{name}'; the rules are {', '.join(RULES)}", param_hint=option)

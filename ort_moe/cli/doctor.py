@@ -1,0 +1,21 @@
+"""`ort-moe doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+from ort_moe.cli.arguments import AsJson
+from ort_moe.cli.console import print_json, stderr, stdout
+from ort_moe.cli.exit_codes import ExitCode
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Look whether this installation can run fused models: ONNX Runtime, CUDA, our library, each operator."""
+    from ort_moe.doctor import diagnose
+
+    diagnosis = diagnose()
+    if as_json:
+        print_json(diagnosis.to_dict())
+    (stderr() if as_json else stdout()).print(diagnosis)
+    if not diagnosis.fit:
+        raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT)

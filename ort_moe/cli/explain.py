@@ -1,0 +1,31 @@
+"""`ort-moe explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ort_moe.cli.arguments import AsJson, ModelPath
+from ort_moe.cli.console import print_json, progress, stdout
+
+
+def explain(
+    model: ModelPath,
+    layer: Annotated[int | None, typer.Option(metavar="N", help="This site alone, counted from 0.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell of each site why it was or was not fused, with a stable code, the node and a way out."""
+    from ort_moe.explanation import explain as run
+
+    with progress(f"reading {model}"):
+        explanation = run(model)
+    if layer is not None:
+        try:
+            explanation = explanation.layer(layer)
+        except IndexError as error:
+            raise typer.BadParameter(str(error), param_hint="--layer") from error
+    if as_json:
+        print_json(explanation.to_dict())
+    else:
+        stdout().print(explanation)

@@ -1,0 +1,103 @@
+"""`ort-moe optimize`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ort_moe.cli.arguments import ModelPath, check_rules, names
+from ort_moe.cli.console import progress, stderr, stdout
+from ort_moe.cli.exit_codes import ExitCode
+from ort_moe.errors import VerificationError
+
+
+class Target(StrEnum):
+    """Where the model shall run."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+    contrib = "contrib"
+
+
+class Weights(StrEnum):
+    """The format of the experts' weights."""
+
+    keep = "keep"
+
+
+def optimize(
+    model: ModelPath,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the result goes.", show_default=False)
+    ] = None,
+    target: Annotated[
+        Target, typer.Option(help="Where the model shall run; cuda and cpu give the same model today.")
+    ] = Target.cuda,
+    weights: Annotated[Weights, typer.Option(help="Format of the experts' weights.")] = Weights.keep,
+    rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone.")] = None,
+    skip: Annotated[str | None, typer.Option(metavar="A,B", help="Do not apply these rules.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell of each site why it was or was not fused.")] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Run both models and compare them before the output is put in place.")
+    ] = True,
+    fail_on_no_match: Annotated[
+        bool, typer.Option("--fail-on-no-match", help="Where nothing matches, write nothing and exit with 3.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the report as JSON, too.")] = None,
+    external_data: Annotated[
+        str, typer.Option(metavar="keep|NAME", help="Keep the weights' files, or gather all weights in one.")
+    ] = "keep",
+    force: Annotated[bool, typer.Option("--force", help="Allow the output to be the input.")] = False,
+) -> None:
+    """Fuse the routers of a model, prove the answer the same, and write it."""
+    if target is Target.contrib:
+        raise typer.BadParameter("'contrib' is not supported yet; the targets are cuda and cpu", param_hint="--target")
+    if output is None and not dry_run:
+        raise typer.BadParameter("an output is needed, or --dry-run", param_hint="-o")
+    if rules is not None and skip is not None:
+        raise typer.BadParameter("give either --rules or --skip", param_hint="--skip")
+    only, without = names(rules), names(skip) or ()
+    check_rules(only, "--rules")
+    check_rules(without, "--skip")
+
+    from ort_moe.explanation import Explanation
+    from ort_moe.optimization import optimize as run
+
+    try:
+        with progress(f"optimising {model}"):
+            result = run(
+                model,
+                None if dry_run else output,
+                target=target.value,
+                rules=only,
+                skip=without,
+                verify=verify,
+                require_match=fail_on_no_match,
+                external_data=external_data,
+                force=force,
+            )
+    except VerificationError as error:
+        if error.verification is not None:
+            stderr().print(error.verification)
+        raise
+    stdout().print(result)
+    if explain:
+        stdout().print(Explanation(result.sites))
+    if report is not None:
+        _write_report(report, result.to_dict())
+    if fail_on_no_match and not result.matched:
+        raise typer.Exit(ExitCode.NOTHING_MATCHED)
+
+
+def _write_report(path: Path, document: dict[str, object]) -> None:
+    from ort_moe.errors import OutputError
+
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write the report {path}: {error.strerror or error}") from error

@@ -1,0 +1,30 @@
+"""`ort-moe verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ort_moe.cli.arguments import AsJson
+from ort_moe.cli.console import print_json, progress, stderr, stdout
+from ort_moe.cli.exit_codes import ExitCode
+
+
+def verify(
+    reference: Annotated[Path, typer.Argument(metavar="REF", help="The original.", show_default=False)],
+    optimized: Annotated[Path, typer.Argument(metavar="OPT", help="The optimised model.", show_default=False)],
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run both models on random inputs and compare them, router by router and end to end at several shapes."""
+    from ort_moe.verification import verify as run
+
+    with progress(f"verifying {optimized}"):
+        verification = run(reference, optimized, seed=seed)
+    if as_json:
+        print_json(verification.to_dict())
+    (stderr() if as_json else stdout()).print(verification)
+    if not verification.passed:
+        raise typer.Exit(ExitCode.VERIFICATION_FAILED)

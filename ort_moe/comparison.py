@@ -1,0 +1,86 @@
+"""When two results are the same: tolerances by precision, and routing compared without being fooled by ties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.floating]
+    Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a precision allows; differences are relative to the largest magnitude of what is compared.
+
+    Attributes:
+        weights: Mixing weights of one router on equal logits.
+        outputs: Outputs of a whole model.
+        tie: Logits of one row closer than this may be ranked either way, relative to the row's largest (at least 1).
+    """
+
+    weights: float
+    outputs: float
+    tie: float
+
+
+# Measured on exported models: fp32 5e-7 and fp16 1.7e-3 of the outputs' maximum, from a rounding that fusion drops.
+# The room above is for depth; a wrong expert or a missing factor shows as 1e-1 and more.
+TOLERANCES = {
+    "float32": Tolerance(weights=5e-6, outputs=1e-4, tie=1e-5),
+    "float16": Tolerance(weights=4e-3, outputs=1e-2, tie=4e-3),
+    "bfloat16": Tolerance(weights=3e-2, outputs=6e-2, tie=3e-2),
+}
+
+
+def coarsest(dtypes: set[str]) -> Tolerance:
+    """The tolerance of the coarsest precision among NumPy dtype names; float32's where none is coarser."""
+    return TOLERANCES[next((name for name in ("bfloat16", "float16") if name in dtypes), "float32")]
+
+
+def relative_difference(got: Floats, expected: Floats) -> float:
+    """Largest difference, relative to the largest finite magnitude expected (1 where that is 0).
+
+    NaN equals NaN and infinities equal themselves; where only one of two is not finite, the difference is infinite.
+    """
+    import numpy as np
+
+    if got.shape != expected.shape:
+        return float("inf")
+    if got.size == 0:
+        return 0.0
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(b)
+    if not (np.isfinite(a) == finite).all() or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    largest = float(np.abs(b[finite]).max()) or 1.0
+    return float(np.abs(a[finite] - b[finite]).max()) / largest
+
+
+def by_expert(weights: Floats, indices: Integers) -> tuple[Floats, Integers]:
+    """Weights and indices (R, K) with each row sorted by expert: the order of the chosen is not part of the answer."""
+    import numpy as np
+
+    order = np.argsort(indices, axis=-1, kind="stable")
+    return np.take_along_axis(weights, order, -1), np.take_along_axis(indices, order, -1)
+
+
+def favoured(logits: Floats, indices: Integers, tie: float) -> Floats:
+    """Logits (R, E) moved by no more than a tie's width towards the choice `indices` (R, K).
+
+    A router that makes this choice on the moved logits, but another on the given ones, was near a tie.
+    """
+    import numpy as np
+
+    moved = logits.astype(np.float32)
+    finite = np.where(np.isfinite(moved), np.abs(moved), 0)
+    width = tie * np.maximum(finite.max(axis=-1, keepdims=True), 1.0)
+    direction = np.full(moved.shape, -1.0, np.float32)
+    np.put_along_axis(direction, indices.astype(np.int64), 1.0, -1)
+    return (moved + width * direction).astype(logits.dtype)

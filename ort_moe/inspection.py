@@ -1,0 +1,342 @@
+"""`ort_moe.inspect`: the MoE view of a model, read without its weights."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.explanation import describe_router
+from ort_moe.graph_capture import CaptureBlocker, capture_blockers
+from ort_moe.ops import DOMAIN
+from ort_moe.printable import Printable, table
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from rich.console import RenderableType
+
+_CONTRIB_DOMAIN = "com.microsoft"
+_CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9)}
+"""Inputs of the contrib operators that hold experts' weights and scales."""
+
+_IDS_PASS = {"Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Concat", "Where", "Tile", "Expand"}
+_WEIGHTS_PASS = {"Cast", "Transpose", "Identity", "Reshape", "DequantizeLinear", "Unsqueeze"}
+
+
+@dataclass(frozen=True)
+class ExpertWeight:
+    """A stack of weights of which the chosen experts' part is read.
+
+    Attributes:
+        shape: Its shape; the experts come first.
+        dtype: Element type, as ONNX names it.
+        nbytes: Bytes of the whole.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype.lower()} {'x'.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An MoE layer.
+
+    Attributes:
+        node: The router's node in the original, or the contrib node.
+        kind: `router` of standard operators, `fused router`, or the contrib operator's name.
+        experts: E; None where it is not known.
+        k: K; None where it is not known.
+        router: Its arithmetic in a phrase.
+        weights: The stacks of experts' weights that its choice reads.
+    """
+
+    node: str
+    kind: str
+    experts: int | None
+    k: int | None
+    router: str
+    weights: tuple[ExpertWeight, ...]
+
+    @property
+    def bytes_per_token(self) -> int | None:
+        """Bytes of experts' weights that one token reads; None where they are not known."""
+        if not self.weights or self.experts is None or self.k is None:
+            return None
+        return sum(weight.nbytes // self.experts * self.k for weight in self.weights)
+
+
+@dataclass(frozen=True)
+class Inspection(Printable):
+    """The MoE view of a model.
+
+    Attributes:
+        model: Its path.
+        layers: In graph order.
+        operators: Number of nodes by operator.
+        weight_bytes: Bytes of all weights.
+        blockers: Nodes that keep it out of a CUDA graph.
+    """
+
+    model: str
+    layers: tuple[Layer, ...]
+    operators: Mapping[str, int]
+    weight_bytes: int
+    blockers: tuple[CaptureBlocker, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of experts' weights that one token reads in all layers, as far as they are known."""
+        return sum(layer.bytes_per_token or 0 for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values.
+
+        Keys: `model`, `weight_bytes`, `expert_bytes_per_token`, `operators` ({operator: nodes}), `layers` ([{node,
+        kind, experts, k, router, weights [{shape, dtype, nbytes}], bytes_per_token}]), `cuda_graph_blockers` ([{node,
+        operator, why}]). What is not known is null.
+        """
+        return {
+            "model": self.model,
+            "weight_bytes": self.weight_bytes,
+            "expert_bytes_per_token": self.bytes_per_token,
+            "operators": dict(sorted(self.operators.items())),
+            "layers": [{**asdict(layer), "bytes_per_token": layer.bytes_per_token} for layer in self.layers],
+            "cuda_graph_blockers": [asdict(blocker) for blocker in self.blockers],
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        nodes = sum(self.operators.values())
+        parts: list[RenderableType] = [
+            Text(f"{self.model}: {len(self.layers)} MoE layers, {nodes} nodes, {_size(self.weight_bytes)} of weights"),
+        ]
+        if self.layers:
+            parts.append(self._layers_table())
+            parts.append(Text(f"experts' weights read per token, all layers: {_size(self.bytes_per_token)}"))
+        parts.append(Text(self._capture_text()))
+        return Group(*parts)
+
+    def _layers_table(self) -> RenderableType:
+        listing = table(
+            *("layer", "node", "is a", "E", "K", "router", "experts' weights", "per token"),
+            numbers=("layer", "E", "K", "per token"),
+        )
+        for number, layer in enumerate(self.layers):
+            read = layer.bytes_per_token
+            listing.add_row(
+                str(number),
+                layer.node,
+                layer.kind,
+                str(layer.experts or "?"),
+                str(layer.k or "?"),
+                layer.router,
+                "\n".join(map(str, layer.weights)) or "not found",
+                "?" if read is None else _size(read),
+            )
+        return listing
+
+    def _capture_text(self) -> str:
+        if not self.blockers:
+            return "CUDA graph: nothing in the way"
+        lines = ["CUDA graph: in the way are"]
+        groups: dict[tuple[str, str], list[str]] = {}
+        for blocker in self.blockers:
+            groups.setdefault((blocker.operator, blocker.why), []).append(blocker.node)
+        for (operator, why), nodes in groups.items():
+            shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+            lines.append(f"  {operator} ({why}): {shown}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Changes(Printable):
+    """What is different between two models.
+
+    Attributes:
+        before: The first.
+        after: The second.
+    """
+
+    before: Inspection
+    after: Inspection
+
+    @property
+    def operators(self) -> dict[str, tuple[int, int]]:
+        """Number of nodes before and after, of the operators of which it changed."""
+        a, b = self.before.operators, self.after.operators
+        return {n: (a.get(n, 0), b.get(n, 0)) for n in sorted({*a, *b}) if a.get(n, 0) != b.get(n, 0)}
+
+    @property
+    def layers(self) -> list[tuple[int, Layer | None, Layer | None]]:
+        """Number, before and after, of the layers that changed."""
+        from itertools import zip_longest
+
+        pairs = enumerate(zip_longest(self.before.layers, self.after.layers))
+        return [(number, a, b) for number, (a, b) in pairs if _gist(a) != _gist(b)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values.
+
+        Keys: `before` and `after` (see `Inspection.to_dict`), `operators` ({operator: {before, after}}), `layers`
+        (numbers of those that changed).
+        """
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "operators": {name: {"before": a, "after": b} for name, (a, b) in self.operators.items()},
+            "layers": [number for number, _, _ in self.layers],
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RenderableType] = [Text(f"{self.before.model} -> {self.after.model}")]
+        totals = table("", "before", "after", numbers=("before", "after"))
+        for what, a, b in (
+            ("nodes", *(str(sum(i.operators.values())) for i in (self.before, self.after))),
+            ("weights", *(_size(i.weight_bytes) for i in (self.before, self.after))),
+            ("experts' weights per token", *(_size(i.bytes_per_token) for i in (self.before, self.after))),
+            ("nodes in the way of a CUDA graph", *(str(len(i.blockers)) for i in (self.before, self.after))),
+        ):
+            totals.add_row(what, a, b)
+        parts.append(totals)
+        if self.layers:
+            listing = table("layer", "before", "after", numbers=("layer",))
+            for number, old, new in self.layers:
+                listing.add_row(str(number), _gist(old), _gist(new))
+            parts.append(listing)
+        if self.operators:
+            listing = table("operator", "before", "after", numbers=("before", "after"))
+            for name, (before, after) in self.operators.items():
+                listing.add_row(name, str(before), str(after))
+            parts.append(listing)
+        else:
+            parts.append(Text("the same nodes"))
+        return Group(*parts)
+
+
+def inspect(source: str | os.PathLike[str]) -> Inspection:
+    """Reads a model and finds its MoE layers, by rewriting it in memory; nothing is written.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+    from ort_moe.model_io import load_model
+    from ort_moe.report import count_operators
+    from ort_moe.rewrites import rewrite
+
+    model = load_model(source)
+    operators = count_operators(model)
+    weight_bytes = sum(v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value)
+    blockers = tuple(capture_blockers(model.graph))
+    contrib = [_contrib_layer(node) for node in _nodes(model) if _is_contrib_moe(node)]
+    fused_before = {node.name for node in _nodes(model) if node.domain == DOMAIN}
+    rewrite(model)
+    routers = [
+        _router_layer(node, fused=node.name in fused_before)
+        for node in _nodes(model)
+        if node.domain == DOMAIN and node.op_type == "FusedRouter"
+    ]
+    return Inspection(os.fspath(source), tuple(routers + contrib), Counter(operators), weight_bytes, blockers)
+
+
+def _nodes(model: ir.Model) -> list[ir.Node]:
+    import onnx_ir as ir
+
+    return list(ir.traversal.RecursiveGraphIterator(model.graph))
+
+
+def _is_contrib_moe(node: ir.Node) -> bool:
+    return node.domain == _CONTRIB_DOMAIN and node.op_type in _CONTRIB_WEIGHTS
+
+
+def _contrib_layer(node: ir.Node) -> Layer:
+    positions = [i for i in _CONTRIB_WEIGHTS[node.op_type] if i < len(node.inputs)]
+    found = [_stack(value, None) for i in positions if (value := node.inputs[i]) is not None]
+    weights = tuple(weight for weight, _ in filter(None, found))
+    k = node.attributes["k"].as_int() if "k" in node.attributes else 1
+    normalized = (
+        "normalize_routing_weights" in node.attributes and node.attributes["normalize_routing_weights"].as_int()
+    )
+    router = f"softmax, top {k}" + (", normalised" if normalized else "")
+    return Layer(
+        node.name or "", f"contrib {node.op_type}", weights[0].shape[0] if weights else None, k, router, weights
+    )
+
+
+def _router_layer(node: ir.Node, fused: bool) -> Layer:
+    attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
+    logits, indices = node.inputs[0], node.outputs[1]
+    last = logits.shape[-1] if logits is not None and logits.shape is not None else None
+    experts = last if isinstance(last, int) else None
+    stacks: dict[ir.Value, ExpertWeight] = {}
+    _collect_stacks(indices, experts, stacks, set())
+    if experts is None and stacks:
+        experts = next(iter(stacks.values())).shape[0]
+    return Layer(
+        node.name or "",
+        "fused router" if fused else "router",
+        experts,
+        int(attributes["k"]),
+        describe_router(attributes),
+        tuple(stacks.values()),
+    )
+
+
+def _collect_stacks(
+    ids: ir.Value, experts: int | None, stacks: dict[ir.Value, ExpertWeight], seen: set[ir.Value]
+) -> None:
+    """Follows expert ids forward to the gathers of stacked weights."""
+    if ids in seen:
+        return
+    seen.add(ids)
+    for node, position in ids.uses():
+        if (
+            node.op_type in ("Gather", "GatherND", "GatherBlockQuantized")
+            and position == 1
+            and node.inputs[0] is not None
+        ):
+            if (found := _stack(node.inputs[0], experts)) is not None:
+                stacks[found[1]] = found[0]
+        elif node.op_type in _IDS_PASS:
+            _collect_stacks(node.outputs[0], experts, stacks, seen)
+
+
+def _stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir.Value] | None:
+    """The constant behind a gathered value, if it is a stack of at least matrices with one for each expert."""
+    while value is not None and value.const_value is None:
+        producer = value.producer()
+        if producer is None or producer.op_type not in _WEIGHTS_PASS:
+            return None
+        value = producer.inputs[0]
+    if value is None or value.const_value is None:
+        return None
+    shape = tuple(int(size) for size in value.const_value.shape.numpy())
+    if len(shape) < 3 or (experts is not None and shape[0] != experts):
+        return None
+    return ExpertWeight(shape, value.const_value.dtype.name, value.const_value.nbytes), value
+
+
+def _gist(layer: Layer | None) -> str:
+    """A layer in a line, without what names it."""
+    if layer is None:
+        return "-"
+    weights = ", ".join(map(str, layer.weights)) or "weights not found"
+    return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}"
+
+
+def _size(nbytes: float) -> str:
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while nbytes >= 1024 and len(units) > 1:
+        nbytes /= 1024
+        del units[0]
+    return f"{nbytes:.0f} B" if units[0] == "B" else f"{nbytes:.1f} {units[0]}"

@@ -1,0 +1,341 @@
+"""Reads a model without its weights, and writes one beside its target before it is moved into place.
+
+Weights in external data stay on disk, memory-mapped; what is wrong with a file is told in one sentence.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
+from ort_moe.ops import DOMAIN, VERSION
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+KEEP = "keep"
+"""External data stays in its files: referenced from the same folder, copied to another."""
+
+_IR_VERSION_TAG = b"\x08"
+"""First byte of nearly every ONNX file: field 1, the IR version."""
+
+
+def load_model(path: str | os.PathLike[str]) -> ir.Model:
+    """Reads a model; its external data is checked to be there, but not read.
+
+    Raises:
+        ModelError: The file cannot be read, is no ONNX model or cut short, lacks external data, has an IR version or
+            opset that the installed ONNX Runtime cannot load, or imports another version of our operators.
+    """
+    import google.protobuf.message
+    import onnx
+    import onnx_ir as ir
+
+    # Absolute, so that relative locations of external data are resolved (and confined) whatever the working folder.
+    path = Path(os.path.abspath(path))
+    try:
+        head = _head(path)
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (google.protobuf.message.DecodeError, ValueError) as error:
+        if head.startswith(_IR_VERSION_TAG):
+            raise ModelError(
+                f"{path} is cut short or damaged: it begins like an ONNX model but cannot be parsed"
+            ) from error
+        raise ModelError(f"{path} is not an ONNX model: it cannot be parsed") from error
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise ModelError(f"{path} is not an ONNX model: it holds no graph")
+    _check_versions(path, proto)
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir raises many kinds for a proto that parses but makes no sense
+        raise ModelError(f"{path} is not a valid ONNX model: {error}") from error
+    for tensor in external_tensors(model):
+        tensor.base_dir = path.parent
+    _check_external_data(path, model)
+    return model
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Every tensor of the model, of its subgraphs and of its functions that lies in external data."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+    for graph_like in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph_like):
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    yield attribute.value
+
+
+def data_files(model: ir.Model) -> dict[str, Path]:
+    """The model's external data files: path by location, which is relative to the model's folder."""
+    return {os.fspath(t.location): Path(t.path) for t in external_tensors(model)}
+
+
+class StagedModel:
+    """A complete model beside its target, moved into place by `commit` and deleted where that does not come.
+
+    `path` can be loaded and run from the moment the object is made. Use it as a context manager: leaving it without
+    a commit, by an error or an interrupt, leaves nothing behind.
+
+    Args:
+        model: What to write.
+        target: Where it shall go; the folder must exist.
+        source: The file that it was read from.
+        external_data: `KEEP`, or the name of one file beside the target that takes all weights.
+        force: Whether the source, and data files of other models, may be overwritten.
+
+    Raises:
+        OutputError: It cannot be written there.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        target: str | os.PathLike[str],
+        *,
+        source: str | os.PathLike[str],
+        external_data: str = KEEP,
+        force: bool = False,
+    ) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._source = Path(os.path.abspath(source))
+        self._scratch: Path | None = None
+        self._moves: list[tuple[Path, Path]] = []
+        check_target(self.target, source=self._source, external_data=external_data, force=force)
+        try:
+            self._write(model, external_data, force)
+        except OSError as error:
+            self.discard()
+            raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error
+        except BaseException:
+            self.discard()
+            raise
+
+    def _write(self, model: ir.Model, external_data: str, force: bool) -> None:
+        folder = self.target.parent
+        kept = data_files(model) if external_data == KEEP else {}
+        referenced = bool(kept) and folder.samefile(self._source.parent)
+        if referenced or (external_data == KEEP and not kept):
+            handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder)
+            os.close(handle)
+            self.path = self._scratch = Path(name)
+            _serialize(model, self.path, None)
+        else:
+            # The data gets its final name at once, so that the model that is verified is the one moved into place.
+            self._scratch = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder))
+            self.path = self._scratch / self.target.name
+            for location, path in kept.items():
+                self._check_data_target(location, path, force)
+                copy = self._scratch / location
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy)
+                self._moves.append((copy, folder / location))
+            if external_data != KEEP:
+                self._check_data_target(external_data, None, force)
+                _serialize(model, self.path, external_data)
+                written = self._scratch / external_data
+                if written.exists():  # a model of small tensors alone has none
+                    self._moves.append((written, folder / external_data))
+        self._moves.append((self.path, self.target))
+        mask = os.umask(0)
+        os.umask(mask)
+        self.path.chmod(0o666 & ~mask)  # mkstemp's 0600 would outlive the move
+
+    def _check_data_target(self, location: str, copied_from: Path | None, force: bool) -> None:
+        """Refuses to overwrite a data file that may be another model's."""
+        final = self.target.parent / location
+        if not final.exists() or (copied_from is not None and filecmp.cmp(copied_from, final, shallow=True)):
+            return
+        if self._source.exists() and any(final.samefile(path) for path in _data_files_of(self._source)):
+            raise OutputError(f"cannot write {final}: it holds the input's own weights; choose another name")
+        if force or any(final.samefile(path) for path in _data_files_of(self.target)):
+            return
+        raise OutputError(
+            f"cannot write {final}: it exists and may belong to another model; "
+            "name another file with --external-data, or use --force"
+        )
+
+    def commit(self) -> None:
+        """Moves data and model into place, the model last.
+
+        Raises:
+            OutputError: A move failed.
+        """
+        try:
+            for staged, final in self._moves:
+                final.parent.mkdir(parents=True, exist_ok=True)
+                staged.replace(final)
+        except OSError as error:
+            raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Deletes what was staged and not moved."""
+        if self._scratch is None:
+            return
+        if self._scratch.is_dir():
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        else:
+            self._scratch.unlink(missing_ok=True)
+        self._scratch = None
+
+    def __enter__(self) -> StagedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+
+def check_target(
+    target: str | os.PathLike[str], *, source: str | os.PathLike[str], external_data: str = KEEP, force: bool = False
+) -> None:
+    """Looks whether the output can be written there, before work is put into it.
+
+    Raises:
+        OutputError: It cannot; or it is the input and `force` is not set.
+    """
+    target = Path(os.path.abspath(target))
+    folder = target.parent
+    if not folder.exists():
+        raise OutputError(f"cannot write {target}: there is no folder {folder}")
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {target}: {folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {target}: the folder {folder} is read-only")
+    if target.is_dir():
+        raise OutputError(f"cannot write {target}: it is a folder")
+    if target.exists() and target.samefile(source) and not force:
+        raise OutputError(f"cannot write {target}: it is the input; name another output, or use --force")
+    if external_data != KEEP:
+        if Path(external_data).name != external_data or external_data in ("", ".", ".."):
+            raise OutputError(
+                f"cannot write external data to '{external_data}': a file name without a folder is expected"
+            )
+        if external_data == target.name:
+            raise OutputError(f"cannot write external data to '{external_data}': it is the name of the output itself")
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of the file.
+
+    Raises:
+        ModelError: It is empty, or a pointer left by a large-file store.
+    """
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise ModelError(f"{path} is not an ONNX model: the file is empty")
+    if head.startswith(b"version https://git-lfs"):
+        raise ModelError(f"{path} is not an ONNX model but a Git LFS pointer: fetch it with `git lfs pull`")
+    return head
+
+
+def _check_versions(path: Path, proto: object) -> None:
+    """Asks the installed ONNX Runtime, by way of an empty graph, whether it loads this IR version and these opsets."""
+    import onnx
+
+    assert isinstance(proto, onnx.ModelProto)
+    imports = {opset.domain: opset.version for opset in proto.opset_import}
+    ours = imports.get(DOMAIN, VERSION)
+    if ours != VERSION:
+        raise ModelError(
+            f"{path} imports version {ours} of opset '{DOMAIN}', this ort-moe knows version {VERSION}: "
+            "install the ort-moe that the model was made with, or optimise the original again"
+        )
+    probe = onnx.ModelProto(ir_version=proto.ir_version)
+    probe.graph.name = "probe"
+    probe.graph.input.add().CopyFrom(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1]))
+    probe.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1]))
+    probe.graph.node.add().CopyFrom(onnx.helper.make_node("Identity", ["x"], ["y"]))
+    standard = imports.get("", imports.get("ai.onnx", onnx.defs.onnx_opset_version()))
+    probe.opset_import.add(domain="", version=standard)
+    made_with = f"{path} has IR version {proto.ir_version} and opset {standard}"
+
+    from ort_moe.environment import require_onnxruntime, runtime_message
+
+    try:
+        onnxruntime = require_onnxruntime()
+    except EnvironmentUnfitError:
+        # No (fitting) runtime to ask: what the installed onnx package does not know, we cannot rewrite either.
+        if proto.ir_version > onnx.IR_VERSION or standard > onnx.defs.onnx_opset_version():
+            raise ModelError(
+                f"{made_with}, newer than the installed onnx {onnx.__version__} knows: upgrade onnx"
+            ) from None
+        return
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ORT raises a class of its own for each status code
+        raise ModelError(
+            f"{made_with}, which ONNX Runtime {onnxruntime.__version__} cannot load: {runtime_message(error)}"
+        ) from error
+
+
+def _check_external_data(path: Path, model: ir.Model) -> None:
+    missing: dict[str, int] = {}
+    for tensor in external_tensors(model):
+        location = os.fspath(tensor.location)
+        if os.path.isabs(location) or ".." in Path(location).parts:
+            raise ModelError(
+                f"{path}: external data '{location}' lies outside the model's folder, which no runtime accepts"
+            )
+        data = Path(tensor.path)
+        if not data.is_file():
+            missing[location] = missing.get(location, 0) + 1
+            continue
+        end = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
+        size = data.stat().st_size
+        if end > size:
+            raise ModelError(
+                f"{path}: external data '{location}' is cut short: tensor '{tensor.name}' ends at byte {end}, "
+                f"the file has {size}"
+            )
+    if missing:
+        location, tensors = next(iter(missing.items()))
+        others = f" (and {len(missing) - 1} more files)" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{path}: external data '{location}' is missing, {tensors} tensors lie in it{others}: "
+            "it must lie beside the model"
+        )
+
+
+def _data_files_of(path: Path) -> list[Path]:
+    """External data files that exist of the model at `path`; none where it is no model."""
+    import onnx_ir as ir
+
+    if not path.is_file():
+        return []
+    try:
+        model = ir.load(path, format="protobuf")
+    except Exception:  # whatever is wrong with it, it is then no model that owns data
+        return []
+    return [file for file in data_files(model).values() if file.exists()]
+
+
+def _serialize(model: ir.Model, path: Path, external_data: str | None) -> None:
+    import google.protobuf.message
+    import onnx_ir as ir
+
+    try:
+        ir.save(model, path, format="protobuf", external_data=external_data)
+    except google.protobuf.message.EncodeError as error:  # its one cause, for a graph that onnx_ir has built
+        raise OutputError(
+            f"cannot write {path.name}: it is larger than the 2 GB that one file can hold; use --external-data NAME"
+        ) from error

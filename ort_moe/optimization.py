@@ -1,0 +1,102 @@
+"""`ort_moe.optimize`: reads a model, fuses its routers, proves the answer the same, and only then puts it in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from ort_moe.errors import EnvironmentUnfitError, VerificationError
+from ort_moe.ops import DOMAIN
+
+if TYPE_CHECKING:
+    from ort_moe.report import Report
+    from ort_moe.verification import Verification
+
+
+def optimize(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    target: Literal["cuda", "cpu"] = "cuda",
+    rules: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    verify: bool = True,
+    require_match: bool = False,
+    external_data: str = "keep",
+    force: bool = False,
+) -> Report:
+    """Fuses the routers of a model.
+
+    The output is complete: loadable from another folder, and by an ONNX Runtime (1.27 or newer) without our library,
+    which then runs the standard operators that come with each fused node. A model in which nothing matches is written
+    as it was.
+
+    Args:
+        source: An ONNX model.
+        output: Where the result goes; None: a dry run, which writes and verifies nothing.
+        target: Where the model shall run. The rewritten model is the same for both today.
+        rules: The only rules to apply, by name; None: all.
+        skip: Rules not to apply.
+        verify: Whether to run both models on random inputs and compare them (on the CPU; needs memory for the weights).
+        require_match: Write nothing where nothing matched.
+        external_data: `keep`: weights stay in files of their names, referenced from the same folder and copied to
+            another; else the name of one file beside the output that takes all weights.
+        force: Allow the output to be the input.
+
+    Returns:
+        What was done; printable.
+
+    Raises:
+        ModelError: The input cannot be read or run.
+        OutputError: The output cannot be written there.
+        VerificationError: The results differ, or the models could not be run; nothing was put in place.
+        ValueError: A rule name or the target is unknown.
+    """
+    from ort_moe.model_io import StagedModel, check_target, load_model
+    from ort_moe.report import Report, count_operators
+    from ort_moe.rewrites import rewrite
+
+    if target not in ("cuda", "cpu"):
+        raise ValueError(f"target '{target}' is unknown; the targets are cuda and cpu")
+    if output is not None:
+        check_target(output, source=source, external_data=external_data, force=force)
+    model = load_model(source)
+    before = count_operators(model)
+    result = rewrite(model, rules=rules, skip=skip)
+    report = Report(
+        source=os.fspath(source),
+        output=None,
+        target=target,
+        sites=result.sites,
+        passes=result.passes,
+        operators_before=before,
+        operators_after=count_operators(model),
+        already_fused=sum(number for name, number in before.items() if name.startswith(f"{DOMAIN}::")),
+    )
+    if not report.matched:
+        # Canonicalising alone is no improvement: the user gets the very graph that came in.
+        model = load_model(source)
+        report = replace(report, operators_after=before)
+    if output is None or (require_match and not report.matched):
+        return report
+    with StagedModel(model, output, source=source, external_data=external_data, force=force) as staged:
+        if verify and report.matched:
+            try:
+                report = replace(report, verification=_prove(source, staged.path))
+            except EnvironmentUnfitError as error:
+                report = replace(report, warnings=(*report.warnings, f"not verified: {error}"))
+        elif report.matched:
+            report = replace(report, warnings=(*report.warnings, "not verified: switched off"))
+        staged.commit()
+    return replace(report, output=os.fspath(output))
+
+
+def _prove(source: str | os.PathLike[str], optimized: str | os.PathLike[str]) -> Verification:
+    from ort_moe.verification import verify
+
+    verification = verify(source, optimized)
+    if not verification.passed:
+        raise VerificationError(f"verification failed, nothing was put in place: {verification.failure}", verification)
+    return verification

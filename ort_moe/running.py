@@ -1,0 +1,180 @@
+"""Models as ONNX Runtime can run them here: with inner values as outputs, and bfloat16 widened for the CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.environment import require_onnxruntime, runtime_message
+from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.model_io import load_model
+from ort_moe.sample_inputs import Feeds
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Run = Callable[[Feeds], dict[str, Any]]
+"""Runs a session: NumPy array by output name, for NumPy array by input name."""
+
+CPU = ("CPUExecutionProvider",)
+
+
+class RunnableModel:
+    """A model file, opened as sessions of any set of outputs.
+
+    A context manager: a widened copy of a bfloat16 model lies in a temporary folder until it is left.
+
+    Args:
+        path: The model.
+        providers: Execution providers to run on.
+
+    Attributes:
+        path: The model.
+        model: It, with its weights unread; what runs, where it was widened.
+        widened: Whether bfloat16 was replaced by float32, because the CPU provider cannot run it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], providers: Sequence[str] = CPU) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.model = load_model(self.path)
+        self._providers = list(providers)
+        self._file = self.path
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.widened = tuple(providers) == CPU and _has_bfloat16(self.model)
+        if self.widened:
+            self._scratch = tempfile.TemporaryDirectory(prefix="ort-moe-")
+            self._file = Path(self._scratch.name) / "widened.onnx"
+            _widen(self.model, self._file)
+            self.model = load_model(self._file)
+
+    def session(self, outputs: Sequence[str] | None = None, *, with_library: bool) -> Run:
+        """Opens a session that returns the named values, or the model's outputs.
+
+        Args:
+            outputs: Names of values of the graph (not of its subgraphs).
+            with_library: Run our nodes by our kernels; else by the standard operators that come with them.
+
+        Raises:
+            ModelError: ONNX Runtime cannot load it, or later, run it.
+        """
+        import onnx
+
+        proto = onnx.load(self._file, format="protobuf", load_external_data=False)
+        if outputs is not None:
+            del proto.graph.output[:]
+            # ONNX Runtime infers the types of outputs.
+            proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+        return open_session(
+            proto, str(self.path), with_library=with_library, providers=self._providers, data_folder=self._file.parent
+        )
+
+    def __enter__(self) -> RunnableModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def open_session(
+    proto: onnx.ModelProto,
+    what: str,
+    *,
+    with_library: bool,
+    providers: Sequence[str] = CPU,
+    data_folder: Path | None = None,
+) -> Run:
+    """Opens a session on a model in memory whose external data lies in `data_folder`.
+
+    Raises:
+        ModelError: ONNX Runtime cannot load `what`; or, from the function returned, run it.
+    """
+    onnxruntime = require_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if data_folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(data_folder))
+    if with_library:
+        from ort_moe.library import register
+
+        register(options)
+    try:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=list(providers))
+    except Exception as error:  # ORT raises a class of its own for each status code
+        raise ModelError(f"ONNX Runtime cannot load {what}: {runtime_message(error)}") from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feeds: Feeds) -> dict[str, Any]:
+        try:
+            return dict(zip(names, session.run(None, feeds), strict=True))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime cannot run {what}: {runtime_message(error)}") from error
+
+    return run
+
+
+def library_is_there() -> bool:
+    """Whether our kernels can be used; where not, our nodes run by the standard operators that come with them."""
+    from ort_moe.library import library_path
+
+    try:
+        library_path()
+    except EnvironmentUnfitError:
+        return False
+    return True
+
+
+def _has_bfloat16(model: ir.Model) -> bool:
+    import onnx_ir as ir
+
+    wanted = ir.DataType.BFLOAT16
+    values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
+    return any(value.dtype == wanted for value in values) or any(
+        "to" in node.attributes and node.attributes["to"].value == wanted
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+    )
+
+
+def _widen(model: ir.Model, path: Path) -> None:
+    """Replaces bfloat16 by float32 everywhere, and saves; values are unchanged, roundings fall away."""
+    import numpy as np
+    import onnx_ir as ir
+
+    narrow, wide = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+
+    def widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if tensor.dtype != narrow:
+            return tensor
+        return ir.LazyTensor(
+            lambda: ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name),
+            dtype=wide,
+            shape=ir.Shape(tensor.shape),
+            name=tensor.name,
+        )
+
+    for graph in (*model.graphs(), *model.functions.values()):
+        values = [*graph.inputs, *graph.outputs]
+        if isinstance(graph, ir.Graph):
+            values += graph.initializers.values()
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            values += node.outputs
+            for attribute in node.attributes.values():
+                if attribute.is_ref():
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR:
+                    node.attributes[attribute.name] = ir.AttrTensor(attribute.name, widened(attribute.as_tensor()))
+                elif attribute.name in ("to", "dtype", "stash_type") and attribute.value == narrow:
+                    node.attributes[attribute.name] = ir.AttrInt64(attribute.name, int(wide))
+        for value in values:
+            if value.dtype == narrow:
+                value.dtype = wide
+            if value.const_value is not None:
+                value.const_value = widened(value.const_value)
+    ir.save(model, path, format="protobuf", external_data="widened.data")

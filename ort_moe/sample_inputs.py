@@ -1,0 +1,145 @@
+"""Random inputs for any model: sensible by type, name and what consumes them, at a chosen number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+Feeds = dict[str, Any]
+"""NumPy array by input name."""
+
+_PASSES_IDS_ON = {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Where", "Clip"}
+_SMALL = 2
+"""Exclusive bound of integers about whose meaning nothing is known."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the dynamic dimensions become.
+
+    Attributes:
+        batch: Sequences.
+        tokens: Tokens of each.
+    """
+
+    batch: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.tokens} token{'' if self.tokens == 1 else 's'}"
+
+
+SHAPES = (Shape(1, 1), Shape(2, 3), Shape(1, 64))
+"""One token, a few in two sequences, and a prompt."""
+
+
+def draw(model: ir.Model, shape: Shape, rng: np.random.Generator) -> Feeds:
+    """Random inputs by name.
+
+    Floating-point inputs are standard normal (masks: 0), masks of integers and booleans are 1, positions ascend from 0,
+    and integers that a Gather looks up stay below the size of what they look up. Dimensions named after a past are 0.
+
+    Raises:
+        ModelError: An input is no tensor, or its type is unknown.
+    """
+    sizes = _dimension_sizes(model, shape)
+    return {value.name or "": _draw_input(value, sizes, shape, rng) for value in _inputs(model)}
+
+
+def has_dynamic_tokens(model: ir.Model) -> bool:
+    """Whether a shape's numbers make a difference."""
+    one, many = (_dimension_sizes(model, Shape(n, n)) for n in (1, 2))
+    return one != many
+
+
+def _inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs that must be fed: old models list their initializers, too."""
+    return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+
+
+def _dimension_key(value: ir.Value, axis: int) -> str:
+    assert value.shape is not None
+    name = getattr(value.shape[axis], "value", None)
+    return name if isinstance(name, str) else f"{value.name}[{axis}]"
+
+
+def _dimension_sizes(model: ir.Model, shape: Shape) -> Mapping[str, int]:
+    """Size of each dynamic dimension by its name, or by its input and axis where it has none."""
+    sizes: dict[str, int] = {}
+    for value in _inputs(model):
+        if value.shape is None:
+            continue
+        free = [_dimension_key(value, a) for a, size in enumerate(value.shape) if not isinstance(size, int)]
+        named = {key: _size_by_name(key, shape) for key in free}
+        # Of two dimensions without a telling name, the outer is the batch: (batch, sequence, hidden).
+        untold = [key for key in free if named[key] is None]
+        has_batch = any(_is_batch(key) for key in free)
+        for place, key in enumerate(untold):
+            outer = place == 0 and len(untold) > 1 and not has_batch
+            sizes.setdefault(key, shape.batch if outer else shape.tokens)
+        sizes.update({key: size for key, size in named.items() if size is not None})
+    return sizes
+
+
+def _is_batch(name: str) -> bool:
+    return "batch" in name.lower()
+
+
+def _size_by_name(name: str, shape: Shape) -> int | None:
+    lowered = name.lower()
+    if "+" in lowered or "total" in lowered:  # past + sequence; the past is empty
+        return shape.tokens
+    if "past" in lowered or "cache" in lowered:
+        return 0
+    if _is_batch(lowered):
+        return shape.batch
+    if "seq" in lowered or "token" in lowered or "length" in lowered:
+        return shape.tokens
+    return None
+
+
+def _draw_input(value: ir.Value, sizes: Mapping[str, int], shape: Shape, rng: np.random.Generator) -> Any:
+    import numpy as np
+
+    if value.dtype is None or value.shape is None:
+        raise ModelError(f"input '{value.name}' has no tensor type and shape: random inputs cannot be made for it")
+    dims = tuple(
+        size if isinstance(size, int) else sizes[_dimension_key(value, axis)] for axis, size in enumerate(value.shape)
+    )
+    name, dtype = (value.name or "").lower(), value.dtype.numpy()
+    if dtype == np.bool_:
+        return np.ones(dims, dtype)
+    if np.issubdtype(dtype, np.integer):
+        if "mask" in name:
+            return np.ones(dims, dtype)
+        if "position" in name and dims:
+            return np.broadcast_to(np.arange(dims[-1], dtype=dtype), dims).copy()
+        if "length" in name and np.prod(dims, dtype=int) <= 1:
+            return np.full(dims, shape.tokens, dtype)
+        return rng.integers(0, _looked_up_size(value) or _SMALL, dims).astype(dtype)
+    if value.dtype.is_floating_point():
+        if "mask" in name:  # of floats: added to the scores of attention
+            return np.zeros(dims, dtype)
+        return rng.standard_normal(dims, dtype=np.float32).astype(dtype)
+    raise ModelError(f"input '{value.name}' has type {value.dtype.name}: random inputs cannot be made for it")
+
+
+def _looked_up_size(value: ir.Value, depth: int = 6) -> int | None:
+    """Least number of rows of what these ids look up, followed through reshapes; None where nothing does."""
+    found = []
+    for node, position in value.uses():
+        if node.op_type in ("Gather", "GatherBlockQuantized") and position == 1:
+            axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+            data = node.inputs[0]
+            if data is not None and data.shape is not None and isinstance(data.shape[axis], int):
+                found.append(int(data.shape[axis]))
+        elif node.op_type in _PASSES_IDS_ON and depth:
+            found += [size for size in (_looked_up_size(out, depth - 1) for out in node.outputs) if size]
+    return min(found, default=None)

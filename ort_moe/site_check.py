@@ -1,0 +1,258 @@
+"""The check of one fused node: the original's own logits in, and its weights and indices out?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ort_moe.comparison import Tolerance, by_expert, coarsest, favoured, relative_difference
+from ort_moe.ops import DOMAIN
+from ort_moe.running import Run, RunnableModel, open_session
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+Status = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class RouterSite:
+    """A fused node and the values of the original that it stands for.
+
+    Attributes:
+        node: The node in the optimised model.
+        logits: Name of its logits, in both models.
+        weights: Name of its mixing weights, perhaps after a cast, in both models.
+        indices: The same of its indices.
+        computed: Names of its other inputs that are no constants, in both models.
+    """
+
+    node: ir.Node
+    logits: str
+    weights: str
+    indices: str
+    computed: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """How the user finds it."""
+        return self.node.name or self.weights
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values that the check needs."""
+        return (self.logits, *self.computed, self.weights, self.indices)
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """The outcome for one node.
+
+    Attributes:
+        node: Its name.
+        status: `skipped` where its values could not be found in the original.
+        rows: Rows compared.
+        near_ties: Of these, rows in which the original chose otherwise among experts too close to tell apart.
+        difference: Largest difference of the weights, relative to the largest weight.
+        detail: Why it failed or was skipped.
+    """
+
+    node: str
+    status: Status
+    rows: int = 0
+    near_ties: int = 0
+    difference: float = 0.0
+    detail: str = ""
+
+
+def find_sites(original: ir.Model, optimized: ir.Model) -> tuple[list[RouterSite], list[SiteCheck]]:
+    """The fused nodes whose values have kept their names, and a skipped check for each of the others."""
+    import onnx_ir as ir
+
+    known = {value.name for node in original.graph for value in node.outputs} | {v.name for v in original.graph.inputs}
+    sites, skipped = [], []
+    for node in ir.traversal.RecursiveGraphIterator(optimized.graph):
+        if node.domain != DOMAIN or node.op_type != "FusedRouter":
+            continue
+        found = _site(node, known, optimized.graph)
+        if isinstance(found, RouterSite):
+            sites.append(found)
+        else:
+            skipped.append(SiteCheck(node.name or "", "skipped", detail=found))
+    return sites, skipped
+
+
+def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite | str:
+    """The site, or why there is none."""
+    if node.graph is not graph:
+        return "it lies in a subgraph, whose values cannot be looked at"
+    logits = node.inputs[0]
+    if logits is None or logits.name not in known:
+        return f"its logits '{logits.name if logits else ''}' are not a value of the original"
+    computed = [value for value in node.inputs[1:] if value is not None and value.const_value is None]
+    for value in computed:
+        if value.name not in known:
+            return f"its input '{value.name}' is not a value of the original"
+    weights, indices = (_named_alike(value, known) for value in node.outputs[:2])
+    if weights is None or indices is None:
+        return f"its {'weights' if weights is None else 'indices'} are not a value of the original"
+    return RouterSite(node, logits.name or "", weights, indices, tuple(value.name or "" for value in computed))
+
+
+def _named_alike(value: ir.Value, known: set[str | None]) -> str | None:
+    """Name of the value, or of one that it is cast to, that the original has too."""
+    if value.name in known:
+        return value.name
+    for user in value.consumers():
+        if user.op_type == "Cast" and (found := _named_alike(user.outputs[0], known)) is not None:
+            return found
+    return None
+
+
+def check_site(
+    site: RouterSite, captured: list[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
+) -> SiteCheck:
+    """Feeds the original's logits to the node alone and compares what it returns with what the original had.
+
+    Args:
+        site: The site.
+        captured: The original's values by name, of one run after another.
+        optimized: Where the node and its function body are taken from.
+        libraries: For each, the node runs: True by our kernels, False by its function body.
+    """
+    for with_library in libraries:
+        how = "our kernel" if with_library else "its function body"
+        run = _one_node_session(site, captured[0], optimized, with_library)
+        rows = near_ties = 0
+        largest = 0.0
+        for values in captured:
+            compared = _compare(site, values, run)
+            if isinstance(compared, str):
+                return SiteCheck(site.name, "skipped", detail=compared)
+            if compared.detail:
+                return SiteCheck(
+                    site.name, "failed", rows, near_ties, compared.difference, f"by {how}: {compared.detail}"
+                )
+            rows, near_ties = rows + compared.rows, near_ties + compared.near_ties
+            largest = max(largest, compared.difference)
+    return SiteCheck(site.name, "passed", rows, near_ties, largest)
+
+
+def choice(site: RouterSite, values: Mapping[str, Any], optimized: RunnableModel) -> Any:
+    """Indices (R, K) that the node alone, by its function body, makes of these values."""
+    run = _one_node_session(site, values, optimized, False)
+    indices = run({name: values[name] for name in (site.logits, *site.computed)})["indices"]
+    return indices.reshape(-1, indices.shape[-1])
+
+
+def compare_routing(
+    logits: np.ndarray[Any, Any],
+    expected: tuple[Any, Any],
+    got: tuple[Any, Any],
+    tolerance: Tolerance,
+    choose: Callable[[Any], Any],
+) -> SiteCheck:
+    """Compares two routings of the same rows; a `detail` tells what differs.
+
+    Args:
+        logits: (R, E).
+        expected: Weights and indices (R, K).
+        got: The same.
+        tolerance: What may differ.
+        choose: Indices of given logits, to tell a near tie from a wrong choice.
+    """
+    import numpy as np
+
+    (weights, indices), (own_weights, own_indices) = by_expert(*expected), by_expert(*got)
+    other = (indices != own_indices).any(axis=-1)
+    ties = 0
+    if other.any():
+        # All rows at once: the node's other inputs may have one entry for each.
+        moved = np.sort(choose(favoured(logits, indices, tolerance.tie)), axis=-1)
+        wrong = np.flatnonzero(other & (moved != indices).any(axis=-1))
+        if wrong.size:
+            row = int(wrong[0])
+            return SiteCheck(
+                "",
+                "failed",
+                detail=f"row {row} chooses experts {own_indices[row].tolist()}, the original {indices[row].tolist()}",
+            )
+        ties = int(other.sum())
+    difference = relative_difference(own_weights[~other], weights[~other])
+    detail = ""
+    if difference > tolerance.weights:
+        gap = np.abs(own_weights.astype(np.float64) - weights)
+        gap[other] = 0
+        row = int(np.nan_to_num(gap, nan=np.inf).max(axis=-1).argmax())
+        detail = (
+            f"weights differ by {difference:.1e} of the largest (allowed {tolerance.weights:.0e}), most in row {row}: "
+            f"{own_weights[row].tolist()}, the original {weights[row].tolist()}"
+        )
+    return SiteCheck("", "failed" if detail else "passed", len(logits), ties, difference, detail)
+
+
+def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck | str:
+    logits, weights, indices = (values[name] for name in (site.logits, site.weights, site.indices))
+    feeds = {name: values[name] for name in (site.logits, *site.computed)}
+    got = run(feeds)
+    own_weights, own_indices = got["weights"], got["indices"]
+    if weights.shape != own_weights.shape or indices.shape != own_indices.shape:
+        return (
+            f"the original's weights {weights.shape} and indices {indices.shape} "
+            f"are not shaped like the node's {own_weights.shape}"
+        )
+
+    def rows(array: Any) -> Any:
+        return array.reshape(-1, array.shape[-1])
+
+    return compare_routing(
+        rows(logits),
+        (rows(weights), rows(indices)),
+        (rows(own_weights), rows(own_indices)),
+        coarsest({str(logits.dtype), str(weights.dtype)}),
+        lambda moved: rows(run({**feeds, site.logits: moved.reshape(logits.shape)})["indices"]),
+    )
+
+
+def _one_node_session(
+    site: RouterSite, captured: Mapping[str, Any], optimized: RunnableModel, with_library: bool
+) -> Run:
+    """A session of a model that holds the node, its constants and its function, and nothing else."""
+    import onnx_ir as ir
+
+    inputs: list[ir.Value | None] = []
+    initializers, fed = [], []
+    for value in site.node.inputs:
+        if value is None:
+            inputs.append(None)
+            continue
+        if value.const_value is not None:
+            copy = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+            initializers.append(copy)
+        else:
+            dtype = ir.DataType.from_numpy(captured[value.name or ""].dtype)
+            copy = ir.Value(name=value.name, type=ir.TensorType(dtype))
+            fed.append(copy)
+        inputs.append(copy)
+    outputs = [
+        ir.Value(name="weights", type=ir.TensorType(ir.DataType.FLOAT)),
+        ir.Value(name="indices", type=ir.TensorType(ir.DataType.INT32)),
+    ]
+    node = ir.Node(
+        DOMAIN,
+        site.node.op_type,
+        inputs,
+        site.node.attributes.values(),
+        overload=site.node.overload,
+        outputs=outputs,
+        name=site.name,
+    )
+    model = optimized.model
+    graph = ir.Graph(
+        fed, outputs, nodes=[node], initializers=initializers, opset_imports=model.opset_imports, name="site"
+    )
+    functions = [f for key, f in model.functions.items() if key == node.op_identifier()]
+    alone = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
+    return open_session(alone, f"the node '{site.name}' by itself", with_library=with_library)

@@ -1,0 +1,347 @@
+"""`ort_moe.verify`: does the optimised model compute what the original does?
+
+First site by site: the original runs on random inputs with its routers' logits, weights and indices as further outputs,
+and each fused node alone must make the same of the same logits. Then end to end, at several shapes, twice over for the
+same bits. Where two experts of some router are too close to tell apart and the models choose differently, all that
+follows differs by right: such inputs are drawn again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.comparison import Tolerance, coarsest, relative_difference
+from ort_moe.errors import ModelError
+from ort_moe.printable import Printable, table
+from ort_moe.running import CPU, RunnableModel, library_is_there
+from ort_moe.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
+from ort_moe.site_check import RouterSite, SiteCheck, Status, check_site, choice, compare_routing, find_sites
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from rich.console import RenderableType
+
+MOST_DRAWS = 8
+"""Random inputs tried at a shape before it is given up for near ties."""
+
+
+@dataclass(frozen=True)
+class ShapeCheck:
+    """The outcome end to end at one shape.
+
+    Attributes:
+        shape: The shape.
+        status: `skipped` where every draw had a near tie.
+        difference: Largest difference of an output, relative to that output's largest magnitude.
+        redraws: Inputs drawn again because of a near tie.
+        detail: Why it failed or was skipped.
+    """
+
+    shape: Shape
+    status: Status
+    difference: float = 0.0
+    redraws: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verification(Printable):
+    """The outcome.
+
+    Attributes:
+        reference: The original.
+        optimized: What is held against it.
+        sites: One check for each fused node, in graph order.
+        shapes: One check for each shape; empty where a site failed already.
+        tolerance: What was allowed end to end, relative.
+        notes: How it was run.
+    """
+
+    reference: str
+    optimized: str
+    sites: tuple[SiteCheck, ...]
+    shapes: tuple[ShapeCheck, ...]
+    tolerance: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, in one sentence; None where it passed."""
+        for site in self.sites:
+            if site.status == "failed":
+                return f"the first router that differs is {site.node}: {site.detail}"
+        for shape in self.shapes:
+            if shape.status == "failed":
+                return f"at {shape.shape}, {shape.detail}"
+        if not any(shape.status == "passed" for shape in self.shapes):
+            return f"no shape could be compared end to end: {self.shapes[-1].detail}"
+        return None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the optimised model is proved to compute what the original does."""
+        return self.failure is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values.
+
+        Keys: `passed`, `failure` (null where passed), `reference`, `optimized`, `tolerance`, `notes`, `sites`
+        ([{node, status, rows, near_ties, difference, detail}]), `shapes` ([{batch, tokens, status, difference, redraws,
+        detail}]). A difference is null where it is not finite.
+        """
+        return {
+            "passed": self.passed,
+            "failure": self.failure,
+            "reference": self.reference,
+            "optimized": self.optimized,
+            "tolerance": self.tolerance,
+            "notes": list(self.notes),
+            "sites": [
+                {
+                    "node": s.node,
+                    "status": s.status,
+                    "rows": s.rows,
+                    "near_ties": s.near_ties,
+                    "difference": _finite(s.difference),
+                    "detail": s.detail,
+                }
+                for s in self.sites
+            ],
+            "shapes": [
+                {
+                    "batch": s.shape.batch,
+                    "tokens": s.shape.tokens,
+                    "status": s.status,
+                    "difference": _finite(s.difference),
+                    "redraws": s.redraws,
+                    "detail": s.detail,
+                }
+                for s in self.shapes
+            ],
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts: list[RenderableType] = [Text(f"verified against {self.reference}: {'; '.join(self.notes)}")]
+        if self.sites:
+            listing = table(
+                "router", "", "rows", "near ties", "difference", "", numbers=("rows", "near ties", "difference")
+            )
+            for site in self.sites:
+                difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
+                listing.add_row(
+                    site.node, site.status, str(site.rows), str(site.near_ties), difference, Text(site.detail)
+                )
+            parts.append(listing)
+        if self.shapes:
+            listing = table("end to end", "", "difference", "drawn again", "", numbers=("difference", "drawn again"))
+            for shape in self.shapes:
+                difference = "" if shape.status == "skipped" else f"{shape.difference:.1e}"
+                listing.add_row(str(shape.shape), shape.status, difference, str(shape.redraws), Text(shape.detail))
+            parts.append(listing)
+            parts.append(
+                Text(f"differences are relative to the largest magnitude; allowed end to end: {self.tolerance:.0e}")
+            )
+        failure = self.failure
+        parts.append(
+            Text("PASSED", style="bold green") if failure is None else Text(f"FAILED: {failure}", style="bold red")
+        )
+        return Group(*parts)
+
+
+def verify(
+    reference: str | os.PathLike[str],
+    optimized: str | os.PathLike[str],
+    *,
+    providers: Sequence[str] = CPU,
+    shapes: Sequence[Shape] = SHAPES,
+    seed: int = 0,
+) -> Verification:
+    """Compares two models on random inputs.
+
+    Args:
+        reference: The original.
+        optimized: The model that shall compute the same.
+        providers: Execution providers of the runs end to end; the nodes by themselves run on the CPU.
+        shapes: Sizes of the dynamic dimensions; one is enough for a model without.
+        seed: Of the random inputs.
+
+    Raises:
+        ModelError: A model cannot be read, or ONNX Runtime cannot load or run it.
+        EnvironmentUnfitError: No ONNX Runtime is installed, or one too old.
+    """
+    with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
+        _check_signatures(original.model, candidate.model)
+        comparison = _Comparison(original, candidate, seed)
+        if not has_dynamic_tokens(original.model):
+            shapes = shapes[:1]
+        site_checks, shape_checks = comparison.run(shapes)
+        notes = [
+            f"on {', '.join(p.removesuffix('ExecutionProvider') for p in providers)}",
+            "our nodes by our kernels and by their function bodies"
+            if comparison.with_library
+            else "our nodes by their function bodies alone, for our library is not there",
+        ]
+        if original.widened or candidate.widened:
+            notes.append("bfloat16 widened to float32, which the CPU can run")
+    return Verification(
+        os.fspath(reference),
+        os.fspath(optimized),
+        tuple(site_checks),
+        tuple(shape_checks),
+        comparison.tolerance.outputs,
+        tuple(notes),
+    )
+
+
+class _Comparison:
+    """The two models, and what one run needs of another."""
+
+    def __init__(self, original: RunnableModel, candidate: RunnableModel, seed: int) -> None:
+        self.original, self.candidate, self.seed = original, candidate, seed
+        self.sites, self.skipped = find_sites(original.model, candidate.model)
+        self.with_library = library_is_there()
+        self.tolerance = _tolerance(original.model)
+        self.outputs = [value.name or "" for value in original.model.graph.outputs]
+        inner = (name for site in self.sites for name in site.values)
+        fed = {value.name for value in original.model.graph.inputs}
+        self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
+
+    def run(self, shapes: Sequence[Shape]) -> tuple[list[SiteCheck], list[ShapeCheck]]:
+        """All checks; the second list is empty where a site failed."""
+        site_checks: list[SiteCheck] = list(self.skipped)
+        done: dict[Shape, ShapeCheck] = {}
+        for attempt in range(MOST_DRAWS):
+            pending = [shape for shape in shapes if shape not in done]
+            if not pending:
+                break
+            # One model after the other, so that only one holds its weights in memory.
+            drawn = {shape: self._draw(shape, attempt) for shape in pending}
+            run = self.original.session([*self.outputs, *self.inner], with_library=self.with_library)
+            expected = {shape: {**drawn[shape], **run(drawn[shape])} for shape in pending}
+            del run
+            if attempt == 0:
+                libraries = (True, False) if self.with_library else (False,)
+                captured = list(expected.values())
+                site_checks += [check_site(site, captured, self.candidate, libraries) for site in self.sites]
+                if any(check.status == "failed" for check in site_checks):
+                    return site_checks, []
+            outcomes = self._end_to_end(drawn, expected, attempt)
+            last = attempt == MOST_DRAWS - 1
+            done |= {shape: outcome for shape, outcome in outcomes.items() if last or outcome.status != "skipped"}
+        return site_checks, [done[shape] for shape in shapes]
+
+    def _draw(self, shape: Shape, attempt: int) -> Feeds:
+        import numpy as np
+
+        rng = np.random.default_rng([self.seed, attempt, shape.batch, shape.tokens])
+        return draw(self.original.model, shape, rng)
+
+    def _end_to_end(
+        self, drawn: Mapping[Shape, Feeds], expected: Mapping[Shape, Mapping[str, Any]], attempt: int
+    ) -> dict[Shape, ShapeCheck]:
+        """Runs the candidate; `skipped` marks the shapes whose draw had a near tie."""
+        run = self.candidate.session(with_library=self.with_library)
+        outcomes: dict[Shape, ShapeCheck] = {}
+        differ: list[tuple[Shape, float, str]] = []
+        for shape, feeds in drawn.items():
+            got, again = run(feeds), run(feeds)
+            name, difference = self._largest_difference(got, expected[shape])
+            if changed := next((n for n in self.outputs if got[n].tobytes() != again[n].tobytes()), None):
+                detail = f"output '{changed}' has other bits when the same inputs run again"
+                outcomes[shape] = ShapeCheck(shape, "failed", difference, attempt, detail)
+            elif difference <= self.tolerance.outputs:
+                outcomes[shape] = ShapeCheck(shape, "passed", difference, attempt)
+            else:
+                differ.append((shape, difference, name))
+        del run
+        if differ:
+            run = self.candidate.session(self.inner, with_library=self.with_library) if self.inner else None
+            for shape, difference, name in differ:
+                got = {**expected[shape], **run(drawn[shape])} if run is not None else {}
+                tied, where = self._first_difference(expected[shape], got)
+                detail = (
+                    f"output '{name}' differs by {difference:.1e} of its largest magnitude "
+                    f"(allowed {self.tolerance.outputs:.0e}); {where}"
+                )
+                if tied:
+                    detail = f"each of {attempt + 1} random inputs had a near tie; {where}"
+                outcomes[shape] = ShapeCheck(shape, "skipped" if tied else "failed", difference, attempt, detail)
+        return outcomes
+
+    def _largest_difference(self, got: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[str, float]:
+        """Name of the output that differs most, and by how much."""
+        import numpy as np
+
+        worst, largest = "", -1.0
+        for name in self.outputs:
+            a, b = got[name], expected[name]
+            if np.issubdtype(b.dtype, np.integer) or b.dtype == np.bool_:
+                difference = 0.0 if np.array_equal(a, b) else float("inf")
+            else:
+                difference = relative_difference(a, b)
+            if difference > largest:
+                worst, largest = name, difference
+        return worst, max(largest, 0.0)
+
+    def _first_difference(self, expected: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[bool, str]:
+        """Whether the first router that chooses otherwise does so at a near tie; and what to tell of it."""
+        for site in self.sites:
+            difference = self._routing_difference(site, expected, got)
+            if difference is not None:
+                return difference.status == "passed", f"the first router that differs is {site.name}: " + (
+                    difference.detail or "two experts are too close to tell apart"
+                )
+        return False, "every router agrees, so the difference arises elsewhere"
+
+    def _routing_difference(
+        self, site: RouterSite, expected: Mapping[str, Any], got: Mapping[str, Any]
+    ) -> SiteCheck | None:
+        """How the routings of two runs differ; None where they do not, `passed` where at near ties alone."""
+
+        def rows(array: Any) -> Any:
+            return array.reshape(-1, array.shape[-1])
+
+        weights, indices = rows(expected[site.weights]), rows(expected[site.indices])
+        if rows(got[site.indices]).shape != indices.shape:
+            return SiteCheck(site.name, "failed", detail="its indices have another shape than the original's")
+
+        def choose(moved: Any) -> Any:
+            shaped = moved.reshape(expected[site.logits].shape)
+            return choice(site, {**expected, site.logits: shaped}, self.candidate)
+
+        tolerance = Tolerance(weights=self.tolerance.outputs, outputs=self.tolerance.outputs, tie=self.tolerance.tie)
+        check = compare_routing(
+            rows(expected[site.logits]),
+            (weights, indices),
+            (rows(got[site.weights]), rows(got[site.indices])),
+            tolerance,
+            choose,
+        )
+        return check if check.status == "failed" or check.near_ties else None
+
+
+def _check_signatures(original: ir.Model, candidate: ir.Model) -> None:
+    for what, ours, theirs in (
+        ("inputs", original.graph.inputs, candidate.graph.inputs),
+        ("outputs", original.graph.outputs, candidate.graph.outputs),
+    ):
+        a, b = ([value.name for value in values] for values in (ours, theirs))
+        if a != b:
+            raise ModelError(f"the models cannot be compared: the original's {what} are {a}, the other's {b}")
+
+
+def _tolerance(model: ir.Model) -> Tolerance:
+    """By the coarsest floating-point type among the model's inputs, outputs and weights."""
+    values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
+    names = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+    return coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
+
+
+def _finite(number: float) -> float | None:
+    return number if number != float("inf") else None
