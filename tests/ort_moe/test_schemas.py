@@ -1,0 +1,127 @@
+"""ONNX schemas: registered once, they check nodes and infer types and shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, defs, shape_inference
+
+from ort_moe.ops import DOMAIN, OPS, VERSION, Op
+from ort_moe.schemas import register_schemas
+from tests.router_models import router_model
+
+
+@pytest.fixture(autouse=True)
+def schemas() -> None:
+    register_schemas()
+
+
+def without_output_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    for output in model.graph.output:
+        output.ClearField("type")
+    return model
+
+
+def inferred(model: onnx.ModelProto) -> dict[str, tuple[int, list[int | str] | None]]:
+    """Element type and shape of each output by inference."""
+    result = shape_inference.infer_shapes(without_output_shapes(model), check_type=True, strict_mode=True)
+    outputs: dict[str, tuple[int, list[int | str] | None]] = {}
+    for output in result.graph.output:
+        tensor = output.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim]
+        outputs[output.name] = (tensor.elem_type, dims if tensor.HasField("shape") else None)
+    return outputs
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_a_schema_says_what_the_table_says(op: Op) -> None:
+    schema = defs.get_schema(op.name, VERSION, DOMAIN)
+    assert schema.since_version == VERSION
+    assert [i.name for i in schema.inputs] == [i.name for i in op.inputs]
+    assert [o.name for o in schema.outputs] == [o.name for o in op.outputs]
+    assert schema.attributes.keys() == {attribute.name for attribute in op.attributes}
+    assert schema.min_input == sum(not tensor.optional for tensor in op.inputs)
+    assert {name for name, a in schema.attributes.items() if not a.required} == {
+        attribute.name for attribute in op.attributes if attribute.only_with
+    }
+    assert schema.has_type_and_shape_inference_function
+
+
+def test_registering_again_changes_nothing() -> None:
+    before = defs.get_schema("FusedRouter", VERSION, DOMAIN).doc
+    register_schemas()
+    assert defs.get_schema("FusedRouter", VERSION, DOMAIN).doc == before
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+@pytest.mark.parametrize("leading", [[], [3], ["batch", "sequence"], ["batch", 7, "d"]])
+def test_symbolic_dimensions_are_kept(onnx_type: str, leading: list[int | str]) -> None:
+    model = router_model({"k": 2, "score": "softmax"}, onnx_type=onnx_type, logits_shape=[*leading, 8])
+    expected = {"weights": (TensorProto.FLOAT, [*leading, 2]), "indices": (TensorProto.INT32, [*leading, 2])}
+    assert inferred(model) == expected
+
+
+def test_an_unknown_number_of_experts_is_no_error() -> None:
+    model = router_model({"k": 20, "score": "softmax"}, logits_shape=["tokens", "experts"])
+    assert inferred(model)["weights"] == (TensorProto.FLOAT, ["tokens", 20])
+
+
+def test_an_unknown_shape_stays_unknown() -> None:
+    model = router_model({"k": 2, "score": "softmax"}, logits_shape=[8])
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert inferred(model) == {"weights": (TensorProto.FLOAT, None), "indices": (TensorProto.INT32, None)}
+
+
+def test_a_whole_model_passes_the_full_check() -> None:
+    vectors = {"selection_bias": np.zeros(8, np.float32), "expert_scale": np.ones(8, np.float32)}
+    model = router_model({"k": 2, "score": "sigmoid"}, logits_shape=["tokens", 8], **vectors)
+    onnx.checker.check_model(model, full_check=True)
+    only_scale = router_model({"k": 2, "score": "softmax"}, logits_shape=[8], expert_scale=np.ones(8, np.float32))
+    onnx.checker.check_model(only_scale, full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "vectors", "message"),
+    [
+        ({"k": 9}, {}, "'k' must be at most the number of experts, 8, but is 9"),
+        ({"score": "soft"}, {}, "'score' must be one of softmax, .*, but is 'soft'"),
+        ({"normalize": 3}, {}, "'normalize' must be one of 0, 1, but is 3"),
+        ({"scale": math.nan}, {}, "'scale' must be a number"),
+        ({"score": "sparse_mixer", "mixer_threshold": -1.0}, {}, "'mixer_threshold' must be finite and at least 0"),
+        ({"weights_from": "selection"}, {"selection_bias": np.zeros(8, np.float32)}, "with a selection_bias"),
+        ({}, {"expert_scale": np.ones(7, np.float32)}, r"'expert_scale' must have shape \(8\), but has \(7\)"),
+        ({}, {"selection_bias": np.ones((1, 8), np.float32)}, r"must have shape \(8\), but has \(1, 8\)"),
+    ],
+)
+def test_real_errors_are_raised(given: dict[str, Any], vectors: dict[str, Any], message: str) -> None:
+    model = router_model({"k": 2, "score": "softmax"} | given, logits_shape=["tokens", 8], **vectors)
+    with pytest.raises(shape_inference.InferenceError, match=f"FusedRouter: .*{message}"):
+        shape_inference.infer_shapes(without_output_shapes(model))
+
+
+def test_sparse_mixer_without_its_threshold_is_an_error() -> None:
+    model = router_model({"k": 2, "score": "sparse_mixer", "mixer_threshold": 0.1}, logits_shape=[8])
+    attributes = model.graph.node[0].attribute
+    attributes.remove(next(a for a in attributes if a.name == "mixer_threshold"))
+    with pytest.raises(shape_inference.InferenceError, match="'mixer_threshold' must be given"):
+        shape_inference.infer_shapes(without_output_shapes(model))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"k": 2, "score": "softmax"}, "Required attribute"), ({"k": 2, "topk": 2}, "Unrecognized attribute: topk")],
+)
+def test_the_checker_refuses_missing_and_unknown_attributes(given: dict[str, Any], message: str) -> None:
+    model = router_model(given, logits_shape=["tokens", 8], complete=False)
+    with pytest.raises(onnx.checker.ValidationError, match=message):
+        onnx.checker.check_model(model)
+
+
+def test_a_missing_attribute_leaves_inference_alone() -> None:
+    model = router_model({"score": "softmax"}, logits_shape=["tokens", 8], complete=False)
+    types = {name: element_type for name, (element_type, _) in inferred(model).items()}
+    assert types == {"weights": TensorProto.FLOAT, "indices": TensorProto.INT32}
