@@ -67,13 +67,18 @@ class Attribute:
         Raises:
             ValueError: It is of another kind, not a number, or not among the choices.
         """
-        accepted: dict[AttributeKind, tuple[type, ...]] = {"int": (int,), "float": (int, float), "string": (str,)}
-        if not isinstance(value, accepted[self.kind]):
-            expected = f"of kind {self.kind}"
+        kind, types = {
+            "int": ("an int", (int,)),
+            "float": ("a float", (int, float)),
+            "string": ("a string", (str,)),
+        }[self.kind]
+        if not isinstance(value, types):
+            expected = kind
         elif isinstance(value, float) and math.isnan(value):
             expected = "a number"
         elif self.choices and value not in self.choices:
-            expected = f"one of {', '.join(str(choice) for choice in self.choices)}"
+            *others, last = (repr(choice) if isinstance(choice, str) else f"{choice:g}" for choice in self.choices)
+            expected = f"{', '.join(others)} or {last}"
         else:
             return
         raise ValueError(f"attribute '{self.name}' must be {expected}, but is {value!r}")

@@ -121,4 +121,4 @@ def _check_vector(context: InferenceContext, index: int, name: str, experts: int
     if len(known) != 1 or (known[0] is not None and experts is not None and known[0] != experts):
         shape = ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
         expected = "E" if experts is None else experts
-        raise InferenceError(f"FusedRouter: input '{name}' must have shape ({expected}), but has ({shape})")
+        raise InferenceError(f"FusedRouter: input '{name}' must have shape [{expected}], but has [{shape}]")

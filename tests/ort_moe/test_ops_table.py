@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ort_moe.ops import FUSED_ROUTER, OPS, Attribute, Op
+from ort_moe.library import describe_ops
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, OPS, VERSION, Attribute, Op, Tensor
 from ort_moe.optable_docs import op_reference
 
 
@@ -26,6 +28,31 @@ def test_a_row_is_consistent(op: Op) -> None:
             op.attribute(name).check(value)
     for entry in (*op.inputs, *op.outputs, *op.attributes):
         assert entry.doc.endswith(".")
+
+
+def test_the_library_registers_what_the_table_says() -> None:
+    def tensor(entry: Tensor) -> dict[str, Any]:
+        return {"name": entry.name, "types": list(entry.types), "optional": entry.optional}
+
+    def attribute(entry: Attribute) -> dict[str, Any]:
+        # JSON has no infinity.
+        choices = ["-inf" if choice == -math.inf else choice for choice in entry.choices]
+        only_with = list(entry.only_with) if entry.only_with else None
+        return {"name": entry.name, "kind": entry.kind, "choices": choices, "only_with": only_with}
+
+    library = describe_ops()
+    assert (library["domain"], library["version"]) == (DOMAIN, VERSION)
+    described = {op.pop("name"): op for op in library["ops"]}
+    for op in described.values():
+        assert "CPUExecutionProvider" in op.pop("providers")
+    assert described == {
+        op.name: {
+            "inputs": [tensor(entry) for entry in op.inputs],
+            "outputs": [tensor(entry) for entry in op.outputs],
+            "attributes": [attribute(entry) for entry in op.attributes],
+        }
+        for op in OPS.values()
+    }
 
 
 def test_docs_are_up_to_date() -> None:

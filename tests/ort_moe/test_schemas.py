@@ -88,13 +88,13 @@ def test_a_whole_model_passes_the_full_check() -> None:
     ("given", "vectors", "message"),
     [
         ({"k": 9}, {}, "'k' must be at most the number of experts, 8, but is 9"),
-        ({"score": "soft"}, {}, "'score' must be one of softmax, .*, but is 'soft'"),
-        ({"normalize": 3}, {}, "'normalize' must be one of 0, 1, but is 3"),
+        ({"score": "soft"}, {}, "'score' must be 'softmax', .* or 'sparse_mixer', but is 'soft'"),
+        ({"normalize": 3}, {}, "'normalize' must be 0 or 1, but is 3"),
         ({"scale": math.nan}, {}, "'scale' must be a number"),
         ({"score": "sparse_mixer", "mixer_threshold": -1.0}, {}, "'mixer_threshold' must be finite and at least 0"),
         ({"weights_from": "selection"}, {"selection_bias": np.zeros(8, np.float32)}, "with a selection_bias"),
-        ({}, {"expert_scale": np.ones(7, np.float32)}, r"'expert_scale' must have shape \(8\), but has \(7\)"),
-        ({}, {"selection_bias": np.ones((1, 8), np.float32)}, r"must have shape \(8\), but has \(1, 8\)"),
+        ({}, {"expert_scale": np.ones(7, np.float32)}, r"'expert_scale' must have shape \[8\], but has \[7\]"),
+        ({}, {"selection_bias": np.ones((1, 8), np.float32)}, r"must have shape \[8\], but has \[1, 8\]"),
     ],
 )
 def test_real_errors_are_raised(given: dict[str, Any], vectors: dict[str, Any], message: str) -> None:
