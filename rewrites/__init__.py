@@ -1,0 +1,103 @@
+"""The graph rewrites: find the routers of a model and turn each into one FusedRouter node.
+
+    model = onnx_ir.load("model.onnx")
+    result = rewrite(model)
+    for site in result.sites: ...
+
+A seed turns the TopK of a router into a bare FusedRouter, growth rules absorb what stands next to it, and every
+intermediate graph is right: a router that nobody has seen is fused partly, never wrongly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_moe.errors import ModelError
+from ort_moe.ops import DOMAIN, VERSION
+from ort_moe.reasons import REASONS
+from ort_moe.rewrites.canonicalize import canonicalize, clean_up
+from ort_moe.rewrites.engine import RULES, Engine, PassRecord, choose
+from ort_moe.rewrites.fingerprint import fingerprint
+from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
+from ort_moe.rewrites.router_node import is_router
+from ort_moe.rewrites.rule import RuleInfo
+from ort_moe.rewrites.sites import Finding, Site, collect_sites
+from ort_moe.rewrites.unseed import forget, unseed
+
+__all__ = ["RULES", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What a rewrite did.
+
+    Attributes:
+        modified: Whether the model is another one than before; False on a second run.
+        sites: Every router and every other TopK.
+        passes: What each step did and took.
+        findings: What concerns the model as a whole.
+    """
+
+    modified: bool
+    sites: tuple[Site, ...]
+    passes: tuple[PassRecord, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = ()) -> RewriteResult:
+    """Fuse the routers of the model's main graph, in place.
+
+    The names of graph inputs and outputs, of each router's logits, and of the values that carry its weights and indices
+    stay. Each FusedRouter comes with a model-local function of standard operators.
+
+    Args:
+        model: Any ONNX model with the standard operator set 13 or newer; expert weights are not read.
+        rules: Names of the rules to run, from `RULES`; None: all.
+        skip: Names of rules not to run.
+
+    Raises:
+        ValueError: A name in `rules` or `skip` is not in `RULES`.
+        ModelError: The model imports another version of the ort_moe domain, or a standard operator set that is too old.
+    """
+    chosen = choose(rules, skip)
+    imports = model.graph.opset_imports
+    had_import = DOMAIN in imports
+    _check_imports(imports)
+
+    start = time.perf_counter()
+    modified, complaint = canonicalize(model)
+    records = [PassRecord("canonicalise", int(modified), time.perf_counter() - start)]
+    before = fingerprint(model.graph)
+
+    engine = Engine(chosen)
+    records.extend(engine.run(model))
+
+    start = time.perf_counter()
+    put_back = unseed(model.graph)
+    if put_back:
+        clean_up(model)
+    records.append(PassRecord("put back", put_back, time.perf_counter() - start))
+    forget(model.graph)
+
+    start = time.perf_counter()
+    added = attach_functions(model)
+    records.append(PassRecord("attach functions", added, time.perf_counter() - start))
+    if not had_import and not any(is_router(node) for node in model.graph):
+        imports.pop(DOMAIN, None)
+
+    findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
+    modified = modified or added > 0 or fingerprint(model.graph) != before
+    return RewriteResult(modified, collect_sites(model, engine.by_root), tuple(records), findings)
+
+
+def _check_imports(imports: dict[str, int]) -> None:
+    ours = imports.get(DOMAIN, VERSION)
+    if ours != VERSION:
+        raise ModelError(f"the model imports version {ours} of the domain '{DOMAIN}', expected {VERSION}")
+    standard = imports.get("", imports.get("ai.onnx"))
+    if standard is None or standard < OLDEST_OPSET:
+        raise ModelError(f"the model imports standard operator set {standard}, expected {OLDEST_OPSET} or newer")

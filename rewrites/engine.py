@@ -1,0 +1,158 @@
+"""Apply the rule sets in their order to a fixed point.
+
+Order is priority. Seeds come first. Then, until nothing changes: what acts on the chosen (gather, casts, normalisation,
+scores and scales after the choice) until quiet, and what stands before the choice. The gather of unbiased scores must
+be absorbed before the score itself, or the scores it reads would no longer be the router's input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnxscript.rewriter import RewriteRule
+
+from ort_moe.rewrites.canonicalize import clean_up
+from ort_moe.rewrites.growth import (
+    CAST_RULES,
+    GATHER_RULES,
+    NORMALIZE_RULES,
+    SCALE_RULES,
+    SCORE_AFTER_TOPK_RULES,
+    SCORE_RULES,
+    SOFTCAP_RULES,
+)
+from ort_moe.rewrites.rule import RouterRule, RuleInfo
+from ort_moe.rewrites.seeds import GROUP_MASK_RULES, PLAIN_TOPK_RULES
+
+_SEEDS = {"seed group masks": GROUP_MASK_RULES, "seed routers": PLAIN_TOPK_RULES}
+_AFTER_CHOICE = {
+    "gather": GATHER_RULES,
+    "sink casts": CAST_RULES,
+    "after the choice": (*NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES),
+}
+_BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES)}
+
+_MOST_ROUNDS = 50
+"""Rounds to the fixed point before giving up; a router needs 3 to 6, and every rule removes a node."""
+
+
+def _all_rules() -> tuple[RouterRule, ...]:
+    return tuple(rule for sets in (_SEEDS, _AFTER_CHOICE, _BEFORE_CHOICE) for rules in sets.values() for rule in rules)
+
+
+def _table() -> dict[str, RuleInfo]:
+    table: dict[str, RuleInfo] = {}
+    for rule in _all_rules():
+        table.setdefault(rule.title, rule.info())
+    return table
+
+
+RULES: Mapping[str, RuleInfo] = _table()
+"""Every rule by the name that `--rules` and `--skip` use."""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one rule set did.
+
+    Attributes:
+        name: The rule set.
+        applied: Rewrites.
+        seconds: Wall time, clean-up included.
+    """
+
+    name: str
+    applied: int
+    seconds: float
+
+
+def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[str]:
+    """The names of the rules to run: `rules` (None: all) without `skip`; the plain seed runs unless it is skipped.
+
+    Raises:
+        ValueError: A name is not in the table; the message lists those that are.
+    """
+    for name in (*(rules or ()), *skip):
+        if name not in RULES:
+            raise ValueError(f"unknown rule '{name}', expected one of {', '.join(RULES)}")
+    wanted = set(RULES) if rules is None else {*rules, *(rule.title for rule in PLAIN_TOPK_RULES)}
+    return frozenset(wanted - set(skip))
+
+
+class Engine:
+    """The chosen rules, compiled, for one run over one model."""
+
+    def __init__(self, chosen: Collection[str]) -> None:
+        self._chosen = chosen
+        self._records: dict[str, PassRecord] = {}
+        self._seeds = self._compile(_SEEDS)
+        self._after = self._compile(_AFTER_CHOICE)
+        self._before = self._compile(_BEFORE_CHOICE)
+
+    def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
+        """Seed and grow every router of the main graph, in place; records in the order of the first application."""
+        self._apply(model, self._seeds)
+        for _ in range(_MOST_ROUNDS):
+            while self._apply(model, self._after):
+                pass
+            if not self._apply(model, self._before):
+                break
+        return tuple(self._records.values())
+
+    def by_root(self, op_type: str) -> Iterable[RewriteRule]:
+        """The growth rules that a node of this type may end."""
+        for rules in (*self._after.values(), *self._before.values()):
+            yield from rules.get(op_type, ())
+
+    def _compile(self, sets: Mapping[str, Iterable[RouterRule]]) -> dict[str, dict[str, list[RewriteRule]]]:
+        compiled: dict[str, dict[str, list[RewriteRule]]] = {}
+        for name, rules in sets.items():
+            compiled[name] = {}
+            for rule in rules:
+                if rule.title in self._chosen:
+                    compiled[name].setdefault(rule.root, []).extend(rule.compiled())
+        return compiled
+
+    def _apply(self, model: ir.Model, sets: Mapping[str, Mapping[str, list[RewriteRule]]]) -> int:
+        """Apply each set once, with a clean-up after each that changed something; the number of rewrites."""
+        total = 0
+        for name, by_root in sets.items():
+            start = time.perf_counter()
+            applied = _sweep(model, by_root)
+            if applied:
+                clean_up(model)
+            old = self._records.get(name, PassRecord(name, 0, 0.0))
+            seconds = old.seconds + time.perf_counter() - start
+            self._records[name] = PassRecord(name, old.applied + applied, seconds)
+            total += applied
+        return total
+
+
+def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]]) -> int:
+    """Offer each node of the main graph to the rules that end in its type; the first that holds is applied."""
+    applied = 0
+    for node in model.graph:
+        for rule in by_root.get(node.op_type, ()):
+            replacement = rule.try_rewrite(model, model.graph, node)
+            if replacement is None:
+                continue
+            for initializer in replacement.new_initializers:
+                _register(model.graph, initializer)
+            # Nothing is removed here: other consumers may need the matched nodes, and the clean-up sees who does not.
+            ir.convenience.replace_nodes_and_values(
+                model.graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
+            )
+            applied += 1
+            break
+    return applied
+
+
+def _register(graph: ir.Graph, initializer: ir.Value) -> None:
+    base, number = initializer.name, 1
+    while initializer.name in graph.initializers:
+        initializer.name = f"{base}_{number}"
+        number += 1
+    graph.register_initializer(initializer)

@@ -1,0 +1,54 @@
+"""Tell whether a graph still computes the same expression, however its nodes are named and ordered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+_SMALL = 64
+"""Elements up to which a constant is compared by its content; a larger one by its name."""
+
+
+def fingerprint(graph: ir.Graph) -> bytes:
+    """A digest of the expressions that the graph's outputs stand for; the nodes must be sorted."""
+    digests: dict[ir.Value | None, bytes] = {None: b"none"}
+
+    def digest(value: ir.Value | None) -> bytes:
+        if value not in digests:
+            assert value is not None
+            digests[value] = _leaf(value)
+        return digests[value]
+
+    for node in graph:
+        attributes = [(name, _describe(node.attributes[name])) for name in sorted(node.attributes)]
+        head = repr((node.domain, node.op_type, attributes)).encode()
+        own = _hash((head, *(digest(value) for value in node.inputs)))
+        for index, output in enumerate(node.outputs):
+            digests[output] = _hash((own, str(index).encode()))
+    return _hash(part for value in graph.outputs for part in ((value.name or "").encode(), digest(value)))
+
+
+def _leaf(value: ir.Value) -> bytes:
+    tensor = value.const_value
+    if tensor is None or value.is_graph_input() or tensor.size > _SMALL or tensor.dtype == ir.DataType.STRING:
+        return _hash((b"named", (value.name or "").encode()))
+    return _hash((b"constant", repr((tensor.dtype, tuple(tensor.shape))).encode(), tensor.tobytes()))
+
+
+def _describe(attribute: ir.Attr) -> str:
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return str(id(attribute.value))  # rewriting leaves subgraphs alone
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        return hashlib.sha256(tensor.tobytes()).hexdigest() if tensor.size <= _SMALL else str(id(tensor))
+    return repr(attribute.value)
+
+
+def _hash(parts: Iterable[bytes]) -> bytes:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(4, "little"))
+        total.update(part)
+    return total.digest()

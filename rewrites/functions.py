@@ -1,0 +1,192 @@
+"""The portable body of a FusedRouter: a model-local function of standard operators, one overload per configuration.
+
+ORT inlines it where the ort_moe library is not registered. The body takes the steps of the op's contract one by one in
+float32, whatever the logits' type. It ranks like the op, equal keys by the lower index, but leaves the order of sums
+and the treatment of NaN to the runtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION, AttributeValue
+from ort_moe.rewrites.router_node import Router, is_router
+
+OLDEST_OPSET = 13
+"""Oldest standard operator set in which the bodies can be written (axes of ReduceSum as an input)."""
+
+SOFTPLUS_THRESHOLD = 20.0
+"""Above it softplus(x) is x in float32."""
+
+
+def attach_functions(model: ir.Model) -> int:
+    """Give every FusedRouter of the main graph its function; the number of functions added."""
+    added = 0
+    for node in model.graph:
+        if not is_router(node):
+            continue
+        router = Router.read(node)
+        function = build_function(router, model.graph.opset_imports[""])
+        node.overload = function.overload
+        if function.identifier() not in model.functions:
+            model.functions[function.identifier()] = function
+            added += 1
+    return added
+
+
+def build_function(router: Router, opset: int) -> ir.Function:
+    """The function for a node's configuration, written in the model's standard operator set.
+
+    Raises:
+        ValueError: The body of this configuration cannot be written.
+    """
+    if router.attributes["score"] == "sparse_mixer":
+        raise ValueError(f"FusedRouter '{router.node.name}': score sparse_mixer has no portable body")
+    inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]
+    body = _Body(
+        router.attributes,
+        opset,
+        router.experts,
+        has_bias=router.selection_bias is not None,
+        has_expert_scale=router.expert_scale is not None,
+    )
+    weights, indices = body.write(*inputs)
+    weights.name, indices.name = (tensor.name for tensor in FUSED_ROUTER.outputs)
+    graph = ir.Graph(inputs, [weights, indices], nodes=body.tape.nodes, opset_imports={"": opset})
+    attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in sorted(router.attributes)]
+    return ir.Function(DOMAIN, FUSED_ROUTER.name, _overload(router, opset), graph=graph, attributes=attributes)
+
+
+def _overload(router: Router, opset: int) -> str:
+    """A name that tells the configuration: readable in front, unique by its digest."""
+    description = {
+        "attributes": {name: str(value) for name, value in sorted(router.attributes.items())},
+        "inputs": [value is not None for value in router.node.inputs],
+        "experts": router.experts if router.has_groups else None,
+        "opset": opset,
+        "version": VERSION,
+    }
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{router.attributes['score']}_top{router.k}_{digest}"
+
+
+class _Body:
+    """Writes the steps of one configuration to a tape."""
+
+    def __init__(
+        self,
+        attributes: Mapping[str, AttributeValue],
+        opset: int,
+        experts: int | None,
+        *,
+        has_bias: bool,
+        has_expert_scale: bool,
+    ) -> None:
+        self.tape = ir.tape.Tape()
+        self._a = attributes
+        self._opset = opset
+        self._experts = experts
+        self._has_bias = has_bias
+        self._has_expert_scale = has_expert_scale
+        self._has_groups = int(attributes["topk_groups"]) < int(attributes["num_groups"])
+
+    def write(
+        self, logits: ir.Value, selection_bias: ir.Value | None = None, expert_scale: ir.Value | None = None
+    ) -> tuple[ir.Value, ir.Value]:
+        a = self._a
+        x = self._op("Cast", logits, to=ir.DataType.FLOAT)
+        if a["softcap"] != 0.0:
+            cap = self._float(float(a["softcap"]))
+            x = self._op("Mul", cap, self._op("Tanh", self._op("Div", x, cap)))
+        after = bool(a["score_after_topk"])
+        over_chosen = after or self._is_softmax_over_chosen()
+        ranks_x = after or (a["score"] == "softmax" and not self._has_bias and not self._has_groups)
+        needs_score = not ranks_x or not (over_chosen or a["weights_from"] == "selection")
+        score = self._score(x) if needs_score else x
+        key = x if ranks_x else score
+        if self._has_bias:
+            assert selection_bias is not None
+            key = self._op("Add", key, selection_bias)
+        if self._has_groups:
+            key = self._mask_groups(key)
+        ranked, ids = self._topk(key, int(a["k"]))
+        if a["weights_from"] == "selection":
+            v = ranked
+        else:
+            v = self._op("GatherElements", x if over_chosen else score, ids, axis=-1)
+        weights = self._normalized(self._score(v) if over_chosen else v)
+        weights = self._op("Mul", weights, self._float(float(a["scale"])))
+        if self._has_expert_scale:
+            assert expert_scale is not None
+            weights = self._op("Mul", weights, self._op("Gather", expert_scale, ids, axis=0))
+        return weights, self._op("Cast", ids, to=ir.DataType.INT32)
+
+    def _is_softmax_over_chosen(self) -> bool:
+        """Whether normalising makes a softmax over the chosen of the softmax over all, and is computed so."""
+        a = self._a
+        plain = a["normalize"] and (a["normalize_eps"], a["normalize_min"]) == (0.0, 0.0)
+        return bool(plain and a["score"] == "softmax" and a["weights_from"] == "scores" and not a["score_after_topk"])
+
+    def _normalized(self, v: ir.Value) -> ir.Value:
+        a = self._a
+        if not a["normalize"] or self._is_softmax_over_chosen():
+            return v
+        divisor = self._sum(v, keepdims=1)
+        if a["normalize_eps"] != 0.0:
+            divisor = self._op("Add", divisor, self._float(float(a["normalize_eps"])))
+        if a["normalize_min"] != -math.inf:
+            divisor = self._op("Max", divisor, self._float(float(a["normalize_min"])))
+        return self._op("Div", v, divisor)
+
+    def _score(self, x: ir.Value) -> ir.Value:
+        if self._a["score"] == "softmax":
+            return self._op("Softmax", x, axis=-1)
+        if self._a["score"] == "sigmoid":
+            return self._op("Sigmoid", x)
+        if self._a["score"] == "sqrtsoftplus":
+            linear = self._op("Greater", x, self._float(SOFTPLUS_THRESHOLD))
+            return self._op("Sqrt", self._op("Where", linear, x, self._op("Softplus", x)))
+        return x
+
+    def _mask_groups(self, key: ir.Value) -> ir.Value:
+        """Keys outside the best groups become the fill."""
+        a, groups = self._a, int(self._a["num_groups"])
+        if self._experts is None:
+            raise ValueError("a group mask needs a fixed number of experts")
+        shape = self._op("Shape", key)
+        grouped = self._op("Reshape", key, self._ints([-1, groups, self._experts // groups]))
+        best, _ = self._topk(grouped, int(a["group_score_top"]))
+        scores = self._sum(best, keepdims=0)
+        _, kept = self._topk(scores, int(a["topk_groups"]))
+        # One-hot by comparison: (tokens, kept, 1) with (groups) -> (tokens, groups, 1).
+        hits = self._op("Equal", self._op("Unsqueeze", kept, self._ints([-1])), self._ints(list(range(groups))))
+        counts = self.tape.op(
+            "ReduceSum", [self._op("Cast", hits, to=ir.DataType.INT32), self._ints([1])], {"keepdims": 0}
+        )
+        mask = self._op("Cast", self._op("Unsqueeze", counts, self._ints([-1])), to=ir.DataType.BOOL)
+        return self._op("Reshape", self._op("Where", mask, grouped, self._float(float(a["group_fill"]))), shape)
+
+    def _topk(self, x: ir.Value, k: int) -> tuple[ir.Value, ir.Value]:
+        values, ids = self.tape.op_multi_out(
+            "TopK", [x, self._ints([k])], {"axis": -1, "largest": 1, "sorted": 1}, num_outputs=2
+        )
+        return values, ids
+
+    def _sum(self, x: ir.Value, *, keepdims: int) -> ir.Value:
+        return self.tape.op("ReduceSum", [x, self._ints([-1])], {"keepdims": keepdims})
+
+    def _op(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        return self.tape.op(op_type, list(inputs), attributes)
+
+    def _ints(self, numbers: list[int]) -> ir.Value:
+        return self.tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+
+    def _float(self, number: float) -> ir.Value:
+        # One-dimensional: ORT has refused rank-0 constants in inlined bodies.
+        return self.tape.op("Constant", [], {"value": ir.tensor(np.array([number], np.float32))})

@@ -1,0 +1,96 @@
+"""GatherElements(s, indices(FusedRouter(s + bias))) -> weights(FusedRouter(s, bias)).
+
+How "bias for the choice, not for the weight" is written: the biased keys are ranked, the weights are gathered from the
+scores before the bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import Router, float32_initializer
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.values import FLOATS, Array, integer, is_last_axis, producer, through_widening, vector
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """Where the bias came from and its values."""
+
+    source: ir.Value
+    array: Array
+
+
+class GatherScores(RouterRule):
+    """GatherElements(s, indices(FusedRouter(s + bias))) -> weights(FusedRouter(s, bias)).
+
+    Holds also without a bias, and behind a group mask, whose masked keys then serve the choice alone. The bias must be
+    a constant over the experts. Without the gather an added constant may as well be the bias of the router's linear
+    layer, and stays.
+    """
+
+    title = "gather-scores"
+    root = "GatherElements"
+
+    def pattern(self, op: Any, scores: Any, keys: Any) -> Any:
+        _, indices = router(op, keys)
+        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
+        gathered = op.GatherElements(scores, ids, _allow_other_attributes=True, _outputs=["gathered"])
+        return gathered, indices, ids
+
+    def read(self, scores: ir.Value, keys: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any) -> _Bias | None:
+        found = Router.producing(weights)
+        gather = gathered.producer()
+        assert gather is not None
+        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        require(scores.dtype in FLOATS, f"the scores are {scores.dtype}")
+        require(
+            found.ranks_its_input and found.has_raw_weights and found.selection_bias is None,
+            "the FusedRouter has already absorbed something that acts before the gather",
+        )
+        require_only_consumers(weights)
+        if through_widening(scores) is through_widening(keys):
+            return None
+        return _added_bias(keys, scores, found.experts)
+
+    def rewrite(
+        self, op: Any, scores: ir.Value, weights: ir.Value, gathered: ir.Value, **matched: Any
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        bias = self.read(scores=scores, weights=weights, gathered=gathered, **matched)
+        vector_value = None if bias is None else float32_initializer(op, f"{bias.source.name}_float32", bias.array)
+        if bias is not None and _is_plain_float32(bias.source):
+            vector_value = bias.source
+        new_weights, indices = Router.producing(weights).grow(
+            op, self.title, logits=scores, selection_bias=vector_value, weights_from="scores"
+        )
+        result = new_weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(new_weights, to=gathered.dtype)
+        return result, indices, op.Cast(indices, to=ir.DataType.INT64)
+
+
+def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
+    add = producer(through_widening(keys), "Add")
+    if add is None:
+        raise Refusal("the gathered scores are neither the ranked keys nor those before an Add")
+    for position in (0, 1):
+        summand, other = add.inputs[position], add.inputs[1 - position]
+        if summand is not None and other is not None and through_widening(summand) is through_widening(scores):
+            array = vector(other, experts)
+            if array is None:
+                raise Refusal(f"the added '{other.name}' is not a constant of one number per expert")
+            return _Bias(other, array)
+    raise Refusal("the gathered scores are not what the bias was added to")
+
+
+def _is_plain_float32(value: ir.Value) -> bool:
+    return (
+        value.is_initializer()
+        and value.dtype == ir.DataType.FLOAT
+        and value.shape is not None
+        and len(value.shape) == 1
+    )
+
+
+GATHER_RULES = (GatherScores(),)

@@ -1,0 +1,99 @@
+"""w / max(ReduceSum(w) + eps, min) -> FusedRouter(normalize = 1), for w the weights of a FusedRouter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import NON_NEGATIVE_SCORES, Router
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.values import producer, rank, reduces_last_axis, scalar
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """The limits of a divisor and the nodes that compute it, the sum first."""
+
+    eps: float
+    least: float
+    nodes: tuple[ir.Node, ...]
+
+
+class Normalize(RouterRule):
+    """Div(w, max(ReduceSum(w) + eps, min)) -> FusedRouter(normalize = 1).
+
+    Before anything has scaled w. Either limit may be missing; a missing `min` becomes -inf, which is right for weights
+    of any sign, and 0 once the score is known not to be negative. ReduceL1 is the same sum there.
+    """
+
+    title = "normalize"
+    root = "Div"
+
+    def pattern(self, op: Any, logits: Any, divisor: Any) -> Any:
+        weights, indices = router(op, logits)
+        return op.Div(weights, divisor, _outputs=["quotient"]), indices
+
+    def read(self, weights: ir.Value, divisor: ir.Value, quotient: ir.Value, **_: Any) -> _Divisor:
+        found = Router.producing(weights)
+        read = _read_divisor(divisor, weights, found)
+        require(found.has_raw_weights, "the weights have already been normalised or scaled")
+        division = quotient.producer()
+        assert division is not None
+        require_only_consumers(weights, division, read.nodes[0])
+        for node, follower in zip(read.nodes, (*read.nodes[1:], division), strict=True):
+            require_only_consumers(node.outputs[0], follower)
+        return read
+
+    def rewrite(self, op: Any, weights: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        read = self.read(weights=weights, **matched)
+        return Router.producing(weights).grow(
+            op, self.title, normalize=1, normalize_eps=read.eps, normalize_min=read.least
+        )
+
+
+def _read_divisor(divisor: ir.Value, weights: ir.Value, found: Router) -> _Divisor:
+    nodes: list[ir.Node] = []
+    eps, least, value = 0.0, -math.inf, divisor
+    if (limit := producer(value, "Clip", "Max")) is not None:
+        value, least = _read_limit(limit)
+        nodes.append(limit)
+    if (add := producer(value, "Add")) is not None:
+        value, eps = _with_scalar(add)
+        nodes.append(add)
+    total = producer(value, "ReduceSum", "ReduceL1")
+    if total is None or total.inputs[0] is not weights:
+        raise Refusal("the divisor is not the sum of the weights, with an optional epsilon and lower limit")
+    require(reduces_last_axis(total, keepdims=True), "the sum of the weights does not run over the chosen experts")
+    if total.op_type == "ReduceL1":
+        require(found.attributes["score"] in NON_NEGATIVE_SCORES, "ReduceL1 is a sum only of weights of one sign")
+    return _Divisor(eps, least, (total, *reversed(nodes)))
+
+
+def _read_limit(limit: ir.Node) -> tuple[ir.Value, float]:
+    if limit.op_type == "Max":
+        return _with_scalar(limit)
+    inputs = (*limit.inputs, None, None)
+    value = inputs[0]
+    assert value is not None
+    least = scalar(inputs[1], max_rank=rank(value)) if inputs[1] is not None else limit.attributes.get_float("min")
+    require(inputs[2] is None and "max" not in limit.attributes, "the divisor has an upper limit")
+    if least is None:
+        raise Refusal("the lower limit of the divisor is not a constant")
+    return value, least
+
+
+def _with_scalar(node: ir.Node) -> tuple[ir.Value, float]:
+    """The operand of a commutative node that is not a constant, and the constant."""
+    require(len(node.inputs) == 2, f"the divisor's {node.op_type} has {len(node.inputs)} operands, expected 2")
+    for position in (0, 1):
+        value, other = node.inputs[position], node.inputs[1 - position]
+        number = scalar(other, max_rank=rank(value))
+        if value is not None and number is not None:
+            return value, number
+    raise Refusal(f"the divisor's {node.op_type} has no constant operand")
+
+
+NORMALIZE_RULES = (Normalize(),)

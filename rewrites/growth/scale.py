@@ -1,0 +1,110 @@
+"""weights(FusedRouter(x)) * c -> FusedRouter(x, scale = c), for c one constant or one per expert."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import Router, float32_initializer
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.values import RESHAPING, Array, dim, integer, producer, rank, scalar, through, vector
+
+
+class Scale(RouterRule):
+    """Mul(w, c) -> FusedRouter(scale * c).
+
+    For a finite constant c and w the weights of a FusedRouter without a scale per expert.
+    """
+
+    title = "scale"
+    root = "Mul"
+    commutes = True
+
+    def pattern(self, op: Any, logits: Any, factor: Any) -> Any:
+        weights, indices = router(op, logits)
+        return op.Mul(weights, factor, _outputs=["scaled"]), indices
+
+    def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> float:
+        return self._scale(weights, scaled, scalar(factor, max_rank=rank(weights)), f"'{factor.name}'")
+
+    def rewrite(self, op: Any, weights: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        return Router.producing(weights).grow(op, self.title, scale=self.read(weights=weights, **matched))
+
+    def _scale(self, weights: ir.Value, scaled: ir.Value, factor: float | None, name: str) -> float:
+        found = Router.producing(weights)
+        node = scaled.producer()
+        assert node is not None
+        if factor is None or not math.isfinite(factor):
+            raise Refusal(f"the factor {name} is not one finite constant")
+        require(found.expert_scale is None, "the weights already have a scale per expert")
+        require_only_consumers(weights, node)
+        return float(np.float32(found.attributes["scale"]) * np.float32(factor))
+
+
+class ScaleByQuotient(Scale):
+    """Div(w, c) -> FusedRouter(scale / c).
+
+    For a constant c other than 0.
+    """
+
+    root = "Div"
+    commutes = False
+
+    def pattern(self, op: Any, logits: Any, factor: Any) -> Any:
+        weights, indices = router(op, logits)
+        return op.Div(weights, factor, _outputs=["scaled"]), indices
+
+    def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> float:
+        divisor = scalar(factor, max_rank=rank(weights))
+        reciprocal = 1.0 / divisor if divisor else None
+        return self._scale(weights, scaled, reciprocal, f"1 / '{factor.name}'")
+
+
+class ExpertScale(RouterRule):
+    """Mul(w, Gather(c, indices)) -> FusedRouter(expert_scale = c).
+
+    For c a constant of one number per expert, gathered by the indices of the same FusedRouter.
+    """
+
+    title = "expert-scale"
+    root = "Mul"
+    commutes = True
+
+    def pattern(self, op: Any, logits: Any, factor: Any) -> Any:
+        weights, indices = router(op, logits)
+        return op.Mul(weights, factor, _outputs=["scaled"]), indices
+
+    def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> Array:
+        found = Router.producing(weights)
+        node = scaled.producer()
+        assert node is not None
+        gather = producer(through(factor, {"Cast"}), "Gather", "GatherND")
+        if gather is None or gather.inputs[0] is None or gather.inputs[1] is None:
+            raise Refusal(f"the factor '{factor.name}' is not gathered by the indices")
+        ids = through(gather.inputs[1], RESHAPING | {"Cast"})
+        require(ids is found.indices, f"the factor '{factor.name}' is not gathered by the indices of this FusedRouter")
+        require(
+            integer(gather, "axis", 0) == 0
+            and integer(gather, "batch_dims", 0) == 0
+            and rank(gather.inputs[0]) == 1
+            and rank(factor) == rank(weights)
+            and dim(factor, -1) == found.k,
+            "the factor is not gathered as one number per chosen expert",
+        )
+        array = vector(gather.inputs[0], found.experts)
+        if array is None:
+            raise Refusal(f"'{gather.inputs[0].name}' is not a constant of one number per expert")
+        require(found.expert_scale is None, "the weights already have a scale per expert")
+        require_only_consumers(weights, node)
+        return array
+
+    def rewrite(self, op: Any, weights: ir.Value, factor: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        array = self.read(weights=weights, factor=factor, **matched)
+        scale = float32_initializer(op, f"{factor.name}_per_expert", array)
+        return Router.producing(weights).grow(op, self.title, expert_scale=scale)
+
+
+SCALE_RULES = (Scale(), ScaleByQuotient(), ExpertScale())

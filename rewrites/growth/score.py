@@ -1,0 +1,119 @@
+"""FusedRouter(f(x)) -> FusedRouter(x, score = f), for f a score over all experts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import Router
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, router
+from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar
+
+
+class _Score(RouterRule):
+    root = "FusedRouter"
+    score: ClassVar[str]
+
+    def read(self, weights: ir.Value, x: ir.Value, **_: Any) -> None:
+        found = Router.producing(weights)
+        require(found.ranks_its_input, "the FusedRouter already has a score or a soft cap")
+        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+
+    def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        self.read(weights=weights, x=x, **matched)
+        return Router.producing(weights).grow(op, self.title, logits=x, score=self.score)
+
+
+class Softmax(_Score):
+    """FusedRouter(Softmax(x)) -> FusedRouter(x, score = softmax).
+
+    Over the last axis, before a score is set. Without bias and group mask x is ranked in place of its softmax, which
+    orders the same and has no ties by underflow.
+    """
+
+    title = "softmax"
+    score = "softmax"
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return router(op, op.Softmax(x, _allow_other_attributes=True, _outputs=["scored"]))
+
+    def read(self, weights: ir.Value, x: ir.Value, **matched: Any) -> None:
+        super().read(weights=weights, x=x)
+        node = matched["scored"].producer()
+        require(is_last_axis(integer(node, "axis", -1), x), "the softmax does not run over the experts")
+
+
+class Sigmoid(_Score):
+    """FusedRouter(Sigmoid(x)) -> FusedRouter(x, score = sigmoid).
+
+    Before a score is set.
+    """
+
+    title = "sigmoid"
+    score = "sigmoid"
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return router(op, op.Sigmoid(x))
+
+
+class SqrtSoftplus(_Score):
+    """FusedRouter(Sqrt(Softplus(x))) -> FusedRouter(x, score = sqrtsoftplus).
+
+    Before a score is set. The score's linear branch above 20 is what Softplus rounds to in float32.
+    """
+
+    title = "sqrt-softplus"
+    score = "sqrtsoftplus"
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return router(op, op.Sqrt(op.Softplus(x)))
+
+
+class SqrtThresholdSoftplus(_Score):
+    """FusedRouter(Sqrt(Where(x > 20, x, Softplus(x)))) -> FusedRouter(x, score = sqrtsoftplus).
+
+    Before a score is set; how exporters write a softplus with its threshold.
+    """
+
+    title = "sqrt-softplus"
+    score = "sqrtsoftplus"
+
+    def pattern(self, op: Any, x: Any, threshold: Any) -> Any:
+        above = op.Greater(x, threshold)
+        return router(op, op.Sqrt(op.Where(above, x, op.Softplus(x))))
+
+    def read(self, weights: ir.Value, x: ir.Value, **matched: Any) -> None:
+        super().read(weights=weights, x=x)
+        threshold = scalar(matched["threshold"])
+        require(threshold == 20.0, f"the softplus turns linear above {threshold}, expected 20")
+
+
+class InputCast(RouterRule):
+    """FusedRouter(Cast(x)) -> FusedRouter(x).
+
+    For a widening cast, which the FusedRouter does itself, and for a cast that narrows the score before the choice,
+    whose rounding is dropped.
+    """
+
+    title = "input-cast"
+    root = "FusedRouter"
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return router(op, op.Cast(x, _allow_other_attributes=True, _outputs=["cast"]))
+
+    def read(self, x: ir.Value, cast: ir.Value, **_: Any) -> None:
+        require(
+            x.dtype in FLOATS and cast.dtype in FLOATS, f"the cast from {x.dtype} to {cast.dtype} changes the values"
+        )
+        if x.dtype == cast.dtype or cast.dtype == ir.DataType.FLOAT:
+            return
+        if producer(x, "Softmax", "Sigmoid", "Sqrt") is None:
+            raise Refusal(f"the logits are rounded to {cast.dtype} before the choice")
+
+    def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        self.read(x=x, **matched)
+        return Router.producing(weights).grow(op, self.title, logits=x)
+
+
+SCORE_RULES = (Softmax(), Sigmoid(), SqrtSoftplus(), SqrtThresholdSoftplus(), InputCast())

@@ -1,0 +1,148 @@
+"""Which TopK is a router?
+
+A TopK followed by a softmax may as well sample a token, classify an image or attend sparsely, so what surrounds the
+*values* is no evidence. What counts is who consumes the *indices*: a router's pick the weight matrices of experts.
+
+Strong evidence, each sufficient: they gather constant matrices, one per ranked element, that meet a matrix product;
+or they scatter into rows over all ranked elements that meet a product with such a stack. Weak evidence (a one-hot or a
+comparison with every index that masks a product, a sort of all indices, a histogram) counts only where a linear layer
+made the ranked scores.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NoReturn
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.values import (
+    FLOATS,
+    RESHAPING,
+    constant,
+    dim,
+    integer,
+    integers,
+    is_last_axis,
+    is_op,
+    label,
+    producer,
+    rank,
+    scalar,
+    through,
+)
+
+_MOVES_INDICES = RESHAPING | {"Cast", "Concat", "Where", "Tile", "Expand", "Transpose", "Slice", "Split"}
+_PREPARES_WEIGHTS = RESHAPING | {"Cast", "Transpose", "DequantizeLinear"}
+_SCORES = RESHAPING | {"Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Add", "Mul", "Div", "Tanh"}
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
+_LOOK_AHEAD = 64
+"""Nodes looked at behind a value before giving up; the chains between are shorter than 20 in every export seen."""
+
+
+def router_width(topk: ir.Node) -> int:
+    """The number of experts among which this TopK chooses.
+
+    Raises:
+        Refusal: It is no router, or not one over the last axis that can be fused, and why.
+    """
+    scores, k = topk.inputs[0], topk.inputs[1] if len(topk.inputs) > 1 else None
+    assert scores is not None
+    experts = dim(scores, -1)
+    if experts is None:
+        _refuse(topk, "expert-count-unknown", "the length of the last axis of its input is not fixed")
+    if not _routes(topk, experts):
+        _refuse(topk, "topk-not-a-router", f"its indices do not select among {experts} expert weight matrices")
+    if not is_last_axis(integer(topk, "axis", -1), scores):
+        _refuse(topk, "topk-form", f"axis {integer(topk, 'axis', -1)} is not the last one")
+    if integer(topk, "largest", 1) != 1:
+        _refuse(topk, "topk-form", "it takes the smallest")
+    if scores.dtype not in FLOATS:
+        _refuse(topk, "topk-form", f"its input is {scores.dtype}, expected float32, float16 or bfloat16")
+    chosen = integers(k)
+    if chosen is None or len(chosen) != 1 or not 1 <= chosen[0] <= experts:
+        _refuse(topk, "topk-form", f"k is not a constant from 1 to {experts}")
+    return experts
+
+
+def _refuse(topk: ir.Node, slug: str, sentence: str) -> NoReturn:
+    raise Refusal(f"{label(topk)}: {sentence}", slug)
+
+
+def _routes(topk: ir.Node, experts: int) -> bool:
+    weak = False
+    compared: set[int] = set()
+    for node, position in _readers_of_indices(topk.outputs[1]):
+        if is_op(node, "Gather", "GatherND") and position == 1:
+            if _gathers_experts(node, experts):
+                return True
+        elif is_op(node, "ScatterElements") and position == 1 and dim(node.inputs[0], -1) == experts:
+            if rank(node.inputs[0]) == 1:
+                weak = True  # histogram of the choices
+            elif _reaches(node.outputs[0], experts):
+                return True
+        elif is_op(node, "OneHot") and position == 0:
+            weak = weak or (scalar(node.inputs[1]) == experts and _reaches(node.outputs[0], None))
+        elif is_op(node, "Equal"):
+            others = constant(node.inputs[1 - position], limit=experts)
+            if others is not None and others.dtype.kind in "iu" and _reaches(node.outputs[0], None):
+                compared.update(int(x) for x in others.reshape(-1))
+        elif is_op(node, "TopK") and position == 0 and rank(node.inputs[0]) == 1:
+            weak = True  # a sort of all choices by expert
+    weak = weak or compared >= set(range(experts))
+    return weak and _comes_from_linear_layer(topk.inputs[0], experts)
+
+
+def _readers_of_indices(indices: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes, with the position of the input, that read the indices behind any reshaping of them."""
+    queue, seen = deque([indices]), {indices}
+    while queue and len(seen) <= _LOOK_AHEAD:
+        for node, position in queue.popleft().uses():
+            if is_op(node, *_MOVES_INDICES):
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)
+            else:
+                yield node, position
+
+
+def _gathers_experts(node: ir.Node, experts: int) -> bool:
+    data = node.inputs[0]
+    first_axis = integer(node, "axis", 0) == 0 and integer(node, "batch_dims", 0) == 0
+    return first_axis and _is_expert_stack(data, experts) and _reaches(node.outputs[0], None)
+
+
+def _is_expert_stack(value: ir.Value | None, experts: int) -> bool:
+    """Whether the value is a constant (E, rows, columns, ...), perhaps transposed or dequantised in the graph."""
+    if value is None or dim(value, 0) != experts or (rank(value) or 0) < 3:
+        return False
+    source = through(value, _PREPARES_WEIGHTS)
+    return (source.is_initializer() and not source.is_graph_input()) or producer(source, "Constant") is not None
+
+
+def _reaches(value: ir.Value, experts: int | None) -> bool:
+    """Whether the value soon meets a matrix product: any (or a product of values), or one with a stack of experts."""
+    queue, seen = deque([value]), {value}
+    while queue and len(seen) <= _LOOK_AHEAD:
+        current = queue.popleft()
+        for node, position in current.uses():
+            if node.op_type in _PRODUCTS or (experts is None and is_op(node, "Mul")):
+                if experts is None or _is_expert_stack(node.inputs[1 - position], experts):
+                    return True
+                continue
+            if is_op(node, "TopK", "Shape") or node.op_type == "FusedRouter":
+                continue
+            fresh = [output for output in node.outputs if output not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+    return False
+
+
+def _comes_from_linear_layer(scores: ir.Value | None, experts: int) -> bool:
+    """Whether a matrix product of that width made the scores, up to element-wise steps."""
+    if scores is None:
+        return False
+    node = producer(through(scores, _SCORES), "MatMul", "Gemm")
+    return node is not None and dim(node.outputs[0], -1) == experts

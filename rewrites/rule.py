@@ -1,0 +1,114 @@
+"""What a rule is: an algebraic identity as a pattern, a reading that may refuse, and a replacement."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+from onnxscript.rewriter import MatchContext, MatchResult, RewriteRule, RewriteRuleClassBase
+
+from ort_moe.ops import DOMAIN
+from ort_moe.rewrites.values import consumers, label
+
+
+class Refusal(Exception):
+    """A rule's pattern matched, yet the identity does not hold here: one sentence for the user.
+
+    Attributes:
+        reason: Slug of the reason under which it is reported.
+    """
+
+    def __init__(self, sentence: str, reason: str = "rule-refused") -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RuleInfo:
+    """A row of the table of rules.
+
+    Attributes:
+        name: What `--rules` and `--skip` call it.
+        identity: The identity, as in `A(B(x)) -> C(x)`.
+        doc: When it holds and why.
+    """
+
+    name: str
+    identity: str
+    doc: str
+
+
+class RouterRule(RewriteRuleClassBase, abc.ABC):
+    """Base of seeds and growth rules.
+
+    The class docstring's first line is the identity, the rest says when it holds. `pattern` draws the left side as far
+    as it is fixed; `read` looks at the rest, returns what `rewrite` needs and raises `Refusal` where the identity does
+    not hold. Both are pure: nothing is kept between them. Matched nodes are never removed by the rule; what has
+    lost its consumers goes with the next clean-up.
+    """
+
+    title: ClassVar[str]
+    """Name in the table of rules; several rules may share one."""
+    root: str
+    """Type of the node that ends the pattern: the engine offers no other."""
+    commutes: ClassVar[bool] = False
+    """Whether the pattern is tried with the operands of commutative ops swapped, too."""
+
+    def __init__(self) -> None:
+        super().__init__(name=self.title, remove_nodes=False)
+
+    @abc.abstractmethod
+    def read(self, *args: Any, **matched: Any) -> Any:
+        """Return what `rewrite` needs to know.
+
+        Raises:
+            Refusal: The identity does not hold for this match.
+        """
+
+    def check(self, op: MatchContext, *args: Any, **matched: Any) -> MatchResult:
+        """Turn a refusal into the rewriter's own form of failure."""
+        del op, args  # the match context, under the base class's name for it
+        try:
+            self.read(**matched)
+        except Refusal as refusal:
+            return MatchResult().fail(str(refusal))
+        return MatchResult()
+
+    def compiled(self) -> list[RewriteRule]:
+        """The rule in the rewriter's form, with its commuted copies."""
+        rule = RewriteRule(self.pattern, self.rewrite, self.check, name=self.title, remove_nodes=False)
+        return list(rule.commute()) if self.commutes else [rule]
+
+    @classmethod
+    def info(cls) -> RuleInfo:
+        """The rule's row in the table."""
+        identity, _, doc = (inspect.getdoc(cls) or "").partition("\n")
+        return RuleInfo(cls.title, identity.strip().rstrip("."), " ".join(doc.split()))
+
+
+def router(op: Any, logits: Any) -> tuple[Any, Any]:
+    """The pattern of a FusedRouter with any attributes and inputs; binds `weights` and `indices`."""
+    weights, indices = op.FusedRouter(
+        logits,
+        _domain=DOMAIN,
+        _allow_other_attributes=True,
+        _allow_other_inputs=True,
+        _outputs=["weights", "indices"],
+    )
+    return weights, indices
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Refuse with the sentence unless the condition holds."""
+    if not condition:
+        raise Refusal(sentence)
+
+
+def require_only_consumers(value: ir.Value, *allowed: ir.Node) -> None:
+    """Refuse if another node, or the graph's caller, also reads the value."""
+    require(not value.is_graph_output(), f"'{value.name}' is also an output of the graph")
+    others = [label(node) for node in consumers(value) if node not in allowed]
+    require(not others, f"'{value.name}' is also read by {', '.join(others)}")

@@ -1,0 +1,220 @@
+"""What became of every TopK that might be a router: whole, partly or left, and why.
+
+The status is decided from what is left over around the node, not from which rules ran: a router is whole if neither
+its logits nor its weights meet any more router arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+from onnxscript.rewriter import MatchingTracer, MatchStatus, RewriteRule
+
+from ort_moe.ops import DOMAIN, AttributeValue
+from ort_moe.reasons import REASONS, Reason
+from ort_moe.rewrites.router_node import Router, is_router
+from ort_moe.rewrites.routing import router_width
+from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.values import RESHAPING, constant, consumers, integers, is_op, label, producer, through
+
+Status = Literal["whole", "partly", "left"]
+
+_BEFORE = (
+    "Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Sqrt", "Tanh", "Exp", "Log", "Where", "Add", "Sub", "Mul", "Div",
+    "Clip", "Min", "Max", "Pow", "Relu",
+)  # fmt: skip
+_AFTER = (
+    "ReduceSum", "ReduceL1", "ReduceMax", "Div", "Sub", "Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Sqrt", "Exp",
+    "Clip", "Min", "Max", "Pow", "Where", "Add", "Mul", "ScatterElements",
+)  # fmt: skip
+_MOVES = RESHAPING | {"Cast", "Transpose"}
+_QUIET_RULES = frozenset({"sink-casts"})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that stands in the way of a whole router.
+
+    Attributes:
+        reason: The stable code.
+        node: The node it is about, empty where there is none.
+        detail: One clause: what was expected and what is there.
+        consumers: The other consumers of the value in question.
+    """
+
+    reason: Reason
+    node: str
+    detail: str
+    consumers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A TopK of the original graph, or a FusedRouter.
+
+    Attributes:
+        node: Name of the node, which is that of the TopK in the original graph.
+        graph: Name of the graph or function it is in.
+        status: `whole`: nothing of the router is left beside the node; `partly`: something is; `left`: a TopK remains.
+        experts: E, where known.
+        k: K, where known.
+        attributes: Of the FusedRouter; None for a TopK.
+        absorbed: Names of the rules that grew the node, in order.
+        findings: Why it is not whole.
+    """
+
+    node: str
+    graph: str
+    status: Status
+    experts: int | None
+    k: int | None
+    attributes: dict[str, AttributeValue] | None = None
+    absorbed: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def collect_sites(model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]]) -> tuple[Site, ...]:
+    """Every site of the model, those of the main graph first, in the graph's order.
+
+    Args:
+        model: After the fixed point.
+        rules: Which rules a node type may end; asked for what they refused.
+    """
+    graph, sites = model.graph, []
+    for node in graph:
+        if is_router(node):
+            sites.append(_router_site(model, node, rules))
+        elif is_op(node, "TopK"):
+            sites.append(_topk_site(model, node, rules))
+    sites.extend(_elsewhere(model))
+    return tuple(sites)
+
+
+def _router_site(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> Site:
+    router = Router.read(node)
+    findings = tuple(_left_over(model, node, router.logits, router.weights, router.indices, rules))
+    return Site(
+        node.name or "",
+        model.graph.name or "",
+        "partly" if findings else "whole",
+        router.experts,
+        router.k,
+        dict(router.attributes),
+        router.absorbed,
+        findings,
+    )
+
+
+def _topk_site(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> Site:
+    chosen = integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    name, graph, k = node.name or "", model.graph.name or "", chosen[0] if chosen and len(chosen) == 1 else None
+    try:
+        experts = router_width(node)
+    except Refusal as refusal:
+        return Site(name, graph, "left", None, k, findings=(Finding(REASONS[refusal.reason], name, str(refusal)),))
+    assert node.inputs[0] is not None
+    detail = "no rule absorbed anything next to this router"
+    findings = [Finding(REASONS["router-did-not-grow"], name, detail)]
+    findings.extend(_left_over(model, node, node.inputs[0], node.outputs[0], node.outputs[1], rules))
+    return Site(name, graph, "left", experts, k, findings=tuple(findings))
+
+
+def _left_over(
+    model: ir.Model,
+    node: ir.Node,
+    logits: ir.Value,
+    weights: ir.Value,
+    indices: ir.Value,
+    rules: Callable[[str], Iterable[RewriteRule]],
+) -> Iterator[Finding]:
+    """Router arithmetic that still stands before or behind the node."""
+    before = producer(through(logits, _MOVES), *_BEFORE)
+    if before is not None and not _is_linear_bias(before):
+        refusals = _refusals(model, node, rules)
+        yield _finding("left-over-before", before, refusals, f"{label(before)} stands before the choice", ())
+    users = [user for value in _cast_copies(weights) for user in consumers(value)]
+    arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
+    if arithmetic:
+        others = tuple(label(user) for user in users if user is not arithmetic[0] and not is_op(user, "Cast"))
+        refusals = [refusal for user in arithmetic for refusal in _refusals(model, user, rules)]
+        detail = f"{label(arithmetic[0])} still works on the weights"
+        yield _finding("left-over-after", arithmetic[0], refusals, detail, others)
+    for value in _cast_copies(indices):
+        for user in consumers(value):
+            if is_op(user, "GatherElements") and user.inputs[0] is not value:
+                refusals = _refusals(model, user, rules)
+                detail = f"{label(user)} gathers values of the chosen experts"
+                yield _finding("left-over-after", user, refusals, detail, ())
+
+
+def _finding(slug: str, node: ir.Node, refusals: list[str], detail: str, others: tuple[str, ...]) -> Finding:
+    clauses = "; ".join(dict.fromkeys(refusals))
+    return Finding(REASONS[slug], node.name or "", f"{detail} ({clauses})" if clauses else detail, others)
+
+
+def _cast_copies(value: ir.Value) -> list[ir.Value]:
+    """The value and what it is cast to."""
+    return [value, *(user.outputs[0] for user in consumers(value) if is_op(user, "Cast"))]
+
+
+def _is_linear_bias(node: ir.Node) -> bool:
+    """Whether it adds a constant to what a matrix product made: part of the linear layer before the router."""
+    if not is_op(node, "Add"):
+        return False
+    constants = [constant(value) is not None for value in node.inputs]
+    other = node.inputs[constants.index(True) - 1] if any(constants) else None
+    return other is not None and producer(through(other, _MOVES), "MatMul", "Gemm") is not None
+
+
+def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bool:
+    """Whether a product or a scatter mixes the weights into activations: the expert layer's work, not the router's."""
+    if is_op(node, "ScatterElements"):
+        return len(node.inputs) > 2 and node.inputs[2] in _cast_copies(weights) and constant(node.inputs[0]) is not None
+    if not is_op(node, "Mul"):
+        return False
+    copies = _cast_copies(weights)
+    others = [value for value in node.inputs if value is not None and value not in copies]
+    if not others or constant(others[0]) is not None:
+        return False
+    gather = producer(through(others[0], {"Cast"}), "Gather", "GatherND", "GatherElements")
+    return gather is None or through(gather.inputs[-1] or indices, _MOVES) is not indices
+
+
+class _Refusals(MatchingTracer):
+    """Collects the sentences of rules whose pattern matched and whose check failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sentences: list[str] = []
+
+    def log(self, rule: Any, container: Any, node: Any, match_result: Any, status: MatchStatus) -> None:
+        del container, node
+        if status == MatchStatus.CONDITION_FAILED and rule.name not in _QUIET_RULES:
+            self.sentences.append(f"{rule.name}: {match_result.reason}")
+
+
+def _refusals(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[str]:
+    """What the rules that end in this node say against it."""
+    collected = _Refusals()
+    for rule in rules(node.op_type):
+        rule.match(model, model.graph, node, check_nodes_are_removable=False, tracer=collected)
+    return collected.sentences
+
+
+def _elsewhere(model: ir.Model) -> Iterator[Site]:
+    """Every TopK in a subgraph or a function of the model."""
+    reason = REASONS["topk-in-subgraph"]
+    bodies: Mapping[str, ir.Graph | ir.Function] = {
+        f"{function.domain}::{function.name}": function
+        for function in model.functions.values()
+        if function.domain != DOMAIN
+    }
+    places = [(graph.name or "", graph) for graph in model.graph.subgraphs()]
+    for name, body in (*places, *bodies.items()):
+        for node in body if isinstance(body, ir.Graph) else body.all_nodes():
+            if is_op(node, "TopK"):
+                finding = Finding(reason, node.name or "", f"{label(node)} is in '{name}'")
+                yield Site(node.name or "", name, "left", None, None, findings=(finding,))

@@ -1,0 +1,82 @@
+"""FusedRouter(x, k) -> TopK(x, k), for a FusedRouter that absorbed nothing.
+
+A bare FusedRouter does what the TopK did and gains nothing, so its TopK is put back as it was, with its axis, its order
+and the names of its outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import AXIS, SORTED, TOPK, Router, is_router
+from ort_moe.rewrites.values import consumers, is_op
+
+
+def unseed(graph: ir.Graph) -> int:
+    """Put back the TopK of every bare FusedRouter seeded in this run; the number put back."""
+    bare = [node for node in graph if is_router(node) and AXIS in node.metadata_props and Router.read(node).is_bare]
+    for node in bare:
+        _put_back(graph, Router.read(node))
+    return len(bare)
+
+
+def forget(graph: ir.Graph) -> None:
+    """Drop the bookkeeping that only `unseed` needs from the nodes that stay."""
+    for node in graph:
+        if is_router(node):
+            node.metadata_props.pop(AXIS, None)
+            node.metadata_props.pop(SORTED, None)
+
+
+def _put_back(graph: ir.Graph, router: Router) -> None:
+    metadata = dict(router.node.metadata_props)
+    axis, is_sorted, name = int(metadata.pop(AXIS)), int(metadata.pop(SORTED)), metadata.pop(TOPK)
+    k = ir.Value(
+        name=_unused_name(graph, f"{name}_k"),
+        const_value=ir.tensor(np.array([router.k], np.int64)),
+        type=ir.TensorType(ir.DataType.INT64),
+        shape=ir.Shape([1]),
+    )
+    graph.register_initializer(k)
+    topk = ir.node(
+        "TopK",
+        [router.logits, k],
+        {"axis": axis, "largest": 1, "sorted": is_sorted},
+        num_outputs=2,
+        name=name or None,
+        metadata_props=metadata,
+    )
+    graph.insert_before(router.node, topk)
+    values, ids = topk.outputs
+    values.type, ids.type = router.logits.type, ir.TensorType(ir.DataType.INT64)
+    values.shape, ids.shape = router.weights.shape, router.indices.shape
+    _hand_over(graph, router.weights, values)
+    _hand_over(graph, router.indices, ids)
+    graph.remove(router.node, safe=True)
+
+
+def _hand_over(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Give the consumers of `old` its original `new`; casts back to the type of `new` go."""
+    if old.dtype == new.dtype:
+        new.name = old.name
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        return
+    for node in list(consumers(old)):
+        if is_op(node, "Cast") and node.outputs[0].dtype == new.dtype:
+            new.name = node.outputs[0].name
+            node.outputs[0].replace_all_uses_with(new, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+    if old.uses() or old.is_graph_output():
+        cast = ir.node("Cast", [new], {"to": old.dtype})
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = old.name, old.type, old.shape
+        producer = new.producer()
+        assert producer is not None
+        graph.insert_after(producer, cast)
+        old.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
+
+
+def _unused_name(graph: ir.Graph, name: str) -> str:
+    while name in graph.initializers:
+        name += "_"
+    return name

@@ -1,0 +1,164 @@
+"""Reading a graph: constants, axes and consumers of values. Nothing here changes a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SMALL = 65_536
+"""Elements up to which a constant is read; expert weights are larger and stay on disk."""
+
+RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
+"""Ops that hand on their first input's elements in their order."""
+
+HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+"""Element types narrower than float32 that logits may have."""
+
+FLOATS = HALF | {ir.DataType.FLOAT}
+"""Element types that logits may have."""
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether the node is a standard ONNX operator of one of these types."""
+    return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The value's producer if it is a standard operator of one of these types."""
+    node = None if value is None else value.producer()
+    return node if is_op(node, *op_types) else None
+
+
+def through(value: ir.Value, op_types: Collection[str]) -> ir.Value:
+    """The value before a chain of these ops, followed along their first input."""
+    while (node := producer(value, *op_types)) is not None and node.inputs and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def through_widening(value: ir.Value) -> ir.Value:
+    """The value before casts to a type that holds each of its values."""
+    while (node := producer(value, "Cast")) is not None:
+        source = node.inputs[0]
+        if source is None or not is_widening(source.dtype, value.dtype):
+            break
+        value = source
+    return value
+
+
+def is_widening(source: ir.DataType | None, target: ir.DataType | None) -> bool:
+    """Whether a cast between the two types keeps every value."""
+    if source is None or target is None:
+        return False
+    return source == target or (source in HALF and target == ir.DataType.FLOAT)
+
+
+def integer(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or its default."""
+    return int(node.attributes.get_int(name, default) or 0)
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """The number of dimensions, where known."""
+    return None if value is None or value.shape is None else value.shape.rank()
+
+
+def dim(value: ir.Value | None, axis: int) -> int | None:
+    """The length of an axis, where it is known and fixed."""
+    if value is None or value.shape is None or not -value.shape.rank() <= axis < value.shape.rank():
+        return None
+    length = value.shape[axis]
+    return length if isinstance(length, int) else None
+
+
+def is_last_axis(axis: int, value: ir.Value) -> bool:
+    """Whether `axis`, counted from either end, is the value's last one."""
+    known = rank(value)
+    return axis == -1 or (known is not None and axis == known - 1)
+
+
+def constant(value: ir.Value | None, limit: int = SMALL) -> Array | None:
+    """The elements of a small constant, also behind casts and reshapes; None for anything else.
+
+    An initializer that is a graph input as well is a default, not a constant.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    node = value.producer()
+    if node is None or is_op(node, "Constant"):
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is None or tensor.size > limit:
+            return None
+        try:
+            return tensor.numpy()
+        except (FileNotFoundError, TypeError, ValueError):
+            return None
+    if is_op(node, "Cast") and (dtype := value.dtype) is not None:
+        array = constant(node.inputs[0], limit)
+        return None if array is None or dtype == ir.DataType.STRING else array.astype(dtype.numpy())
+    if is_op(node, *RESHAPING) and value.shape is not None and value.shape.is_static():
+        array = constant(node.inputs[0], limit)
+        return None if array is None else array.reshape(value.shape.numpy())
+    return None
+
+
+def scalar(value: ir.Value | None, max_rank: int | None = None) -> float | None:
+    """The one element of a constant, widened to a Python float.
+
+    With `max_rank`, None also where the constant has more dimensions, so that it would raise the rank of what it is
+    combined with.
+    """
+    array = constant(value, limit=1)
+    if array is None or array.size != 1 or (max_rank is not None and array.ndim > max_rank):
+        return None
+    return float(array.reshape(()).astype(np.float64))
+
+
+def integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of a small integer constant in order."""
+    array = constant(value, limit=64)
+    return None if array is None or array.dtype.kind not in "iu" else [int(x) for x in array.reshape(-1)]
+
+
+def vector(value: ir.Value | None, length: int | None) -> Array | None:
+    """A constant of shape (..., 1, length) as float32 (length,); None for anything else."""
+    array = constant(value)
+    if array is None or length is None or array.ndim == 0 or array.shape[-1] != length or array.size != length:
+        return None
+    return np.ascontiguousarray(array.reshape(-1).astype(np.float32))
+
+
+def axes(node: ir.Node) -> list[int] | None:
+    """The axes of a reduction or an (un)squeeze, as an attribute (old opsets) or a constant input; None if neither."""
+    attribute = node.attributes.get_ints("axes")
+    if attribute is not None:
+        return [int(axis) for axis in attribute]
+    return integers(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
+def reduces_last_axis(node: ir.Node, *, keepdims: bool) -> bool:
+    """Whether a reduction runs over the last axis alone and keeps (or drops) it."""
+    over = axes(node)
+    source = node.inputs[0]
+    if over is None or len(over) != 1 or source is None or not is_last_axis(over[0], source):
+        return False
+    return bool(integer(node, "keepdims", 1)) == keepdims
+
+
+def consumers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that read the value, each once, in the order of their first use."""
+    seen: set[ir.Node] = set()
+    for node, _ in value.uses():
+        if node not in seen:
+            seen.add(node)
+            yield node
+
+
+def label(node: ir.Node) -> str:
+    """How messages name a node: its operator and its name."""
+    return f"{node.op_type} '{node.name}'"
