@@ -137,7 +137,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         name="gemma4_text",
         block_class="Gemma4TextRouter",
         router="softmax, top-k, renormalise, scale per expert",
-        config={"enable_moe_block": True, "hidden_size_per_layer_input": 0, "global_head_dim": HEAD_DIM},
+        config={
+            "enable_moe_block": True,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": HEAD_DIM,
+            # transformers goes through a set of layer types: with two, the order of the nodes varies from run to run.
+            "layer_types": ["full_attention", "full_attention"],
+        },
         kinds=("causal_lm",),
     ),
     Architecture(

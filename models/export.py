@@ -70,7 +70,7 @@ def targets() -> list[Target]:
 
 
 class Block(torch.nn.Module):
-    """hidden_states (batch, sequence, H) -> output (batch, sequence, H), without the router values some blocks return."""
+    """hidden_states (batch, sequence, H) -> output of that shape, without the router values some blocks return."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         super().__init__()
@@ -78,7 +78,10 @@ class Block(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         output = self.block(hidden_states)
-        return output[0] if isinstance(output, tuple) else output
+        if isinstance(output, tuple):
+            output = output[0]
+        # Some blocks leave the tokens flat. Not for all: a reshape to the same shape would add nodes.
+        return output if output.ndim == hidden_states.ndim else output.view(hidden_states.shape)
 
 
 class CausalLM(torch.nn.Module):

@@ -1,0 +1,124 @@
+"""Fresh exports equal the committed fixtures: in structure, in what they compute, and in how they are fused."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import models.fixtures
+from models.fixtures import Fixture
+
+pytestmark = pytest.mark.export
+
+# All in fp32; in fp16 the families whose casts stand at different places.
+FP16 = ("deepseek_v3_block", "gpt_oss_block", "mixtral_block")
+EXPORTED = [
+    fixture for fixture in models.fixtures.all() if fixture.precision == "fp32" or fixture.name.startswith(FP16)
+]
+
+
+@pytest.fixture(scope="module", params=EXPORTED, ids=lambda fixture: fixture.name)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fixture, Fixture]:
+    """A committed fixture and the same exported afresh."""
+    from models.export import export, targets
+
+    committed: Fixture = request.param
+    (target,) = [target for target in targets() if target.name == committed.name]
+    return committed, export(target, tmp_path_factory.mktemp("fresh"))
+
+
+def structure(path: Path) -> list[object]:
+    """Describe a graph without its names: nodes in order with attributes; inputs by where they come from."""
+    graph = ir.load(path).graph
+    numbers: dict[ir.Value | None, object] = {None: None}
+    for i, value in enumerate(graph.inputs):
+        numbers[value] = ("input", i, str(value.dtype), str(value.shape))
+    for value in graph.initializers.values():
+        numbers[value] = ("constant", str(value.dtype), str(value.shape))
+    described: list[object] = []
+    for i, node in enumerate(graph):
+        attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
+        described.append((node.domain, node.op_type, attributes, [numbers[value] for value in node.inputs]))
+        numbers |= {value: ("node", i, j) for j, value in enumerate(node.outputs)}
+    described.append([numbers[value] for value in graph.outputs])
+    return described
+
+
+def run(fixture: Fixture, seed: int) -> np.ndarray:
+    session = onnxruntime.InferenceSession(fixture.path, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, fixture.sample_inputs(seed, 2, 9))
+    return output
+
+
+def test_installed_versions_are_the_fixtures() -> None:
+    """Everything below compares like with like only where this holds."""
+    import torch
+    import transformers
+
+    installed = (torch.__version__.split("+")[0], transformers.__version__)
+    assert {(fixture.torch, fixture.transformers) for fixture in models.fixtures.all()} == {installed}
+
+
+def test_same_index_row(pair: tuple[Fixture, Fixture]) -> None:
+    from models.export import index_row
+
+    committed, fresh = pair
+    assert index_row(fresh) == index_row(committed)
+
+
+def test_same_structure(pair: tuple[Fixture, Fixture]) -> None:
+    committed, fresh = pair
+    assert structure(fresh.path) == structure(committed.path)
+
+
+def test_same_outputs(pair: tuple[Fixture, Fixture]) -> None:
+    committed, fresh = pair
+    # Constants that torch folds with exp or pow may differ in the last place between machines.
+    tolerance = 1e-5 if committed.precision == "fp32" else 5e-3
+    for seed in range(2):
+        expected = run(committed, seed)
+        np.testing.assert_allclose(run(fresh, seed), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def test_export_is_deterministic(tmp_path: Path) -> None:
+    from models.export import main
+
+    name = "mixtral_block_dynamo_fp16"
+    for folder in ("first", "second"):
+        assert main(["--only", name, "--out", str(tmp_path / folder)]) == 0
+    first, second = (sorted((tmp_path / folder).iterdir()) for folder in ("first", "second"))
+    assert [path.name for path in first] == ["index.json", f"{name}.onnx"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_index_keeps_the_other_rows(tmp_path: Path) -> None:
+    from models.export import write_index
+
+    index_path = tmp_path / "index.json"
+    first, second, *_ = models.fixtures.all()
+    write_index([second], index_path)
+    write_index([first], index_path)
+    assert [fixture.name for fixture in models.fixtures.load_index(index_path)] == [first.name, second.name]
+
+
+def test_wrong_export_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import models.export
+
+    monkeypatch.setitem(models.export.TOLERANCES, "fp32", -1.0)
+    assert models.export.main(["--only", "mixtral_block_dynamo_fp32", "--out", str(tmp_path)]) == 1
+    assert "mixtral_block_dynamo_fp32: ONNX Runtime differs from torch" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from models.export import main
+
+    with pytest.raises(SystemExit) as refused:
+        main(["--only", "mixtrall", "--out", str(tmp_path / "out")])
+    assert refused.value.code == 2
+    assert "--only mixtrall: no such fixture or architecture" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
