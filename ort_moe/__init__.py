@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # importing typing for it would cost more than the rest of this file
 if TYPE_CHECKING:
     from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
     from ort_moe.library import library_path, register

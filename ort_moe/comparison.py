@@ -83,4 +83,5 @@ def favoured(logits: Floats, indices: Integers, tie: float) -> Floats:
     width = tie * np.maximum(finite.max(axis=-1, keepdims=True), 1.0)
     direction = np.full(moved.shape, -1.0, np.float32)
     np.put_along_axis(direction, indices.astype(np.int64), 1.0, -1)
-    return (moved + width * direction).astype(logits.dtype)
+    result: Floats = (moved + width * direction).astype(logits.dtype)
+    return result

@@ -75,23 +75,23 @@ def _examine() -> Iterator[Examination]:
     supported = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
     yield Examination("platform", "ok" if supported else "unfit", machine + ("" if supported else ": Linux is needed"))
     yield _wheels()
-    library = _library()
     try:
         onnxruntime = require_onnxruntime()
     except OrtMoeError as error:
         yield Examination("ONNX Runtime", "unfit", str(error))
-        yield library
+        yield _library(for_cuda=False)
         return
     yield Examination("ONNX Runtime", "ok", f"version {onnxruntime.__version__}")
     examination = _cuda(onnxruntime.get_available_providers())
     cuda = examination.status == "ok"
     yield examination
+    library = _library(for_cuda=cuda)
     yield library
     if library.status == "unfit":
         return
     for op_name in OPS:
         yield _operator(op_name, "CPU", ("CPUExecutionProvider",))
-        if cuda and _built_for_cuda():
+        if cuda:
             yield _operator(op_name, "CUDA", (_CUDA, "CPUExecutionProvider"))
 
 
@@ -170,21 +170,20 @@ def _silently_on_cpu() -> str | None:
     )
 
 
-def _library() -> Examination:
+def _library(*, for_cuda: bool) -> Examination:
     from ort_moe.library import build_info, library_path
 
     try:
         path, info = library_path(), build_info()
     except OrtMoeError as error:
         return Examination("library", "unfit", str(error))
-    built = ", ".join(f"{name} {value}" for name, value in info.items() if isinstance(value, str | int | float))
-    return Examination("library", "ok", f"{path}: {built}")
-
-
-def _built_for_cuda() -> bool:
-    from ort_moe.library import describe_ops
-
-    return "CUDA" in str(describe_ops())
+    cuda = info["cuda"]
+    if for_cuda and cuda is None:
+        return Examination(
+            "library", "unfit", f"{path} is built without CUDA: install a wheel with CUDA, or build where nvcc is"
+        )
+    built = "the CPU alone" if cuda is None else f"the CPU and CUDA {cuda['toolkit']} ({cuda['architectures']})"
+    return Examination("library", "ok", f"{path}: version {info['version']}, built for {built} by {info['compiler']}")
 
 
 def _operator(op_name: str, device: str, providers: tuple[str, ...]) -> Examination:

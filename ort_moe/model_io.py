@@ -72,8 +72,9 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 yield value.const_value
-    for graph_like in (model.graph, *model.functions.values()):
-        for node in ir.traversal.RecursiveGraphIterator(graph_like):
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for each in graphs:
+        for node in ir.traversal.RecursiveGraphIterator(each):
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     yield attribute.value
@@ -137,15 +138,16 @@ class StagedModel:
             # The data gets its final name at once, so that the model that is verified is the one moved into place.
             self._scratch = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder))
             self.path = self._scratch / self.target.name
+            if external_data != KEEP:
+                self._check_data_target(external_data, None, force)
             for location, path in kept.items():
                 self._check_data_target(location, path, force)
                 copy = self._scratch / location
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
                 self._moves.append((copy, folder / location))
+            _serialize(model, self.path, None if external_data == KEEP else external_data)
             if external_data != KEEP:
-                self._check_data_target(external_data, None, force)
-                _serialize(model, self.path, external_data)
                 written = self._scratch / external_data
                 if written.exists():  # a model of small tensors alone has none
                     self._moves.append((written, folder / external_data))

@@ -155,11 +155,12 @@ def _widen(model: ir.Model, path: Path) -> None:
         return ir.LazyTensor(
             lambda: ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name),
             dtype=wide,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.shape.numpy()),
             name=tensor.name,
         )
 
-    for graph in (*model.graphs(), *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    for graph in graphs:
         values = [*graph.inputs, *graph.outputs]
         if isinstance(graph, ir.Graph):
             values += graph.initializers.values()

@@ -138,8 +138,9 @@ def _looked_up_size(value: ir.Value, depth: int = 6) -> int | None:
         if node.op_type in ("Gather", "GatherBlockQuantized") and position == 1:
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             data = node.inputs[0]
-            if data is not None and data.shape is not None and isinstance(data.shape[axis], int):
-                found.append(int(data.shape[axis]))
+            size = data.shape[axis] if data is not None and data.shape is not None else None
+            if isinstance(size, int):
+                found.append(size)
         elif node.op_type in _PASSES_IDS_ON and depth:
             found += [size for size in (_looked_up_size(out, depth - 1) for out in node.outputs) if size]
     return min(found, default=None)

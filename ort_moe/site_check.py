@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -112,7 +112,7 @@ def _named_alike(value: ir.Value, known: set[str | None]) -> str | None:
 
 
 def check_site(
-    site: RouterSite, captured: list[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
+    site: RouterSite, captured: Sequence[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
 ) -> SiteCheck:
     """Feeds the original's logits to the node alone and compares what it returns with what the original had.
 
@@ -122,11 +122,12 @@ def check_site(
         optimized: Where the node and its function body are taken from.
         libraries: For each, the node runs: True by our kernels, False by its function body.
     """
+    largest = 0.0
+    rows = near_ties = 0
     for with_library in libraries:
         how = "our kernel" if with_library else "its function body"
         run = _one_node_session(site, captured[0], optimized, with_library)
         rows = near_ties = 0
-        largest = 0.0
         for values in captured:
             compared = _compare(site, values, run)
             if isinstance(compared, str):
@@ -188,9 +189,13 @@ def compare_routing(
         row = int(np.nan_to_num(gap, nan=np.inf).max(axis=-1).argmax())
         detail = (
             f"weights differ by {difference:.1e} of the largest (allowed {tolerance.weights:.0e}), most in row {row}: "
-            f"{own_weights[row].tolist()}, the original {weights[row].tolist()}"
+            f"{_numbers(own_weights[row])}, the original {_numbers(weights[row])}"
         )
     return SiteCheck("", "failed" if detail else "passed", len(logits), ties, difference, detail)
+
+
+def _numbers(row: Any) -> str:
+    return ", ".join(f"{number:.4g}" for number in row.tolist())
 
 
 def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.ops import DOMAIN, OPS, VERSION
+from ort_moe.ops import DOMAIN, OPS, VERSION, AttributeValue
 from ort_moe.running import CPU, open_session
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def _fused_router(providers: Sequence[str]) -> str | None:
     from ort_moe.reference.fused_router import fused_router
 
     # A router with a bias and groups: it goes through every step of the kernel.
-    attributes = {"k": _CHOSEN, "score": "sigmoid", "num_groups": 4, "topk_groups": 2, "group_score_top": 2}
-    attributes |= {"normalize": 1, "scale": 2.5}
+    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "score": "sigmoid", "normalize": 1, "scale": 2.5}
+    attributes |= {"num_groups": 4, "topk_groups": 2, "group_score_top": 2}
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((_TOKENS, _EXPERTS), dtype=np.float32)
     bias = rng.standard_normal(_EXPERTS, dtype=np.float32)
@@ -42,7 +42,7 @@ def _fused_router(providers: Sequence[str]) -> str | None:
         providers=providers,
     )
     got = run({"logits": logits, "selection_bias": bias})
-    weights, indices = fused_router(logits, bias, **attributes)
+    weights, indices = fused_router(logits, bias, None, **attributes)
     if not np.array_equal(got["indices"], indices):
         return "it chooses other experts than the reference"
     if not np.array_equal(got["weights"], weights):
@@ -53,7 +53,7 @@ def _fused_router(providers: Sequence[str]) -> str | None:
 _CASES: Mapping[str, Callable[[Sequence[str]], str | None]] = {"FusedRouter": _fused_router}
 
 
-def _model(op_name: str, feeds: Mapping[str, Any], attributes: Mapping[str, Any]) -> onnx.ModelProto:
+def _model(op_name: str, feeds: Mapping[str, Any], attributes: Mapping[str, AttributeValue]) -> onnx.ModelProto:
     """A model of one node whose inputs are fed."""
     from onnx import TensorProto, helper
 
@@ -64,8 +64,7 @@ def _model(op_name: str, feeds: Mapping[str, Any], attributes: Mapping[str, Any]
     ]
     types = {"float": TensorProto.FLOAT, "int32": TensorProto.INT32}
     outputs = [helper.make_tensor_value_info(t.name, types[t.types[0]], None) for t in op.outputs]
-    node = helper.make_node(
-        op_name, list(feeds), [t.name for t in op.outputs], name="smoke", domain=DOMAIN, **op.complete(attributes)
-    )
+    node = helper.make_node(op_name, list(feeds), [t.name for t in op.outputs], name="smoke", domain=DOMAIN)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in op.complete(attributes).items())
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, VERSION)]
     return helper.make_model(helper.make_graph([node], "smoke", inputs, outputs), ir_version=10, opset_imports=opsets)

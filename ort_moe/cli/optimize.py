@@ -73,7 +73,7 @@ def optimize(
             result = run(
                 model,
                 None if dry_run else output,
-                target=target.value,
+                target="cpu" if target is Target.cpu else "cuda",
                 rules=only,
                 skip=without,
                 verify=verify,
