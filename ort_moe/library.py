@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import ort_moe
+from ort_moe.environment import runtime_message
 from ort_moe.errors import EnvironmentUnfitError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def register(options: onnxruntime.SessionOptions) -> None:
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
-        raise EnvironmentUnfitError(f"ONNX Runtime does not take {path}: {error}") from error
+        raise EnvironmentUnfitError(f"ONNX Runtime does not take {path}: {runtime_message(error)}") from error
 
 
 def _call(function: str) -> dict[str, Any]:

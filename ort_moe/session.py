@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.environment import installed_wheels, require_onnxruntime
+from ort_moe.environment import installed_wheels, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.library import build_info, register
 
@@ -38,8 +38,8 @@ def session(
         arguments: Passed on to `onnxruntime.InferenceSession`.
 
     Raises:
-        EnvironmentUnfitError: ONNX Runtime is missing, too old or installed twice, our library is missing, or a provider
-            that was asked for is not there or did not start.
+        EnvironmentUnfitError: ONNX Runtime is missing, too old or installed twice, our library is missing, or a
+            provider that was asked for is not there or did not start.
         ModelError: ONNX Runtime does not take the model; its sentence follows.
     """
     ort = require_onnxruntime()
@@ -58,7 +58,7 @@ def session(
         created = ort.InferenceSession(model, options, providers=chosen, **arguments)
     except Exception as error:
         name = "the model" if isinstance(model, bytes) else model
-        raise ModelError(f"ONNX Runtime does not take {name}: {error}") from error
+        raise ModelError(f"ONNX Runtime does not take {name}: {runtime_message(error)}") from error
     for name in names:
         if name not in created.get_providers():
             raise EnvironmentUnfitError(

@@ -91,17 +91,13 @@ std::string Node::WhatCame(const char* name) const {
   for (const AttributeKind kind : {AttributeKind::kInt, AttributeKind::kFloat, AttributeKind::kString}) {
     if (const auto value = Find(name, kind)) return std::string("the ") + KindName(kind) + " " + Quoted(*value);
   }
-  size_t size = 0;
-  if (Succeeds(api_, api_.KernelInfoGetAttributeArray_int64(&info_, name, nullptr, &size))) return "a list of ints";
-  if (Succeeds(api_, api_.KernelInfoGetAttributeArray_float(&info_, name, nullptr, &size))) return "a list of floats";
-  OrtAllocator* allocator = nullptr;
-  OrtValue* tensor = nullptr;
-  Check(api_, api_.GetAllocatorWithDefaultOptions(&allocator));
-  if (Succeeds(api_, api_.KernelInfoGetAttribute_tensor(&info_, name, allocator, &tensor))) {
-    api_.ReleaseValue(tensor);
-    return "a tensor";
-  }
-  return "missing";
+  // The getters of lists find an attribute of any kind, of no elements where it is of another kind.
+  size_t ints = 0;
+  size_t floats = 0;
+  if (!Succeeds(api_, api_.KernelInfoGetAttributeArray_int64(&info_, name, nullptr, &ints))) return "missing";
+  if (ints > 0) return "a list of ints";
+  Check(api_, api_.KernelInfoGetAttributeArray_float(&info_, name, nullptr, &floats));
+  return floats > 0 ? "a list of floats" : "of another kind";
 }
 
 bool Node::HasInput(size_t index) const {
