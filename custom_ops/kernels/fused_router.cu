@@ -1,0 +1,115 @@
+// FusedRouter on CUDA: weights and indices of the best k experts of each row, in one launch.
+//
+// Mapping: who owns a row depends on the shape alone, never on other rows.
+//   lane   8 lanes a row, 4 rows a warp   E <= 8, no groups
+//   warp   a warp a row                   E <= 1024, k small: keys in registers, k rounds of redux.sync
+//   block  128 threads a row              the rest, as far as shared memory goes (E about 16384)
+// Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
+// Bound by: at few rows the latency of launch, one load from memory and k dependent rounds; at many rows instruction
+// issue, about 10 warp instructions for a round of selection and as many for each 16 bytes loaded.
+// Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
+// of 16 bytes; then a row needs no exchange but the final butterfly, and no shared memory but a scatter of the k
+// chosen. Scores, biases, groups and normalisation are branches that all threads take alike: templates for them would
+// multiply the library's size and gain nothing that shows beside the rounds.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/fused_router.h"
+#include "kernels/fused_router_block.cuh"
+#include "kernels/fused_router_lane.cuh"
+#include "kernels/fused_router_row.cuh"
+#include "kernels/fused_router_warp.cuh"
+#include "kernels/launch.cuh"
+
+namespace ort_moe {
+namespace {
+
+constexpr int64_t kMaxGrid = 1 << 20;   // blocks walk over the rows beyond it
+constexpr int64_t kMaxWarpChosen = 16;  // a round costs more than the block's share of counting from here on
+constexpr int64_t kManyRows = 512;      // with fewer, a warp to a block spreads them over all multiprocessors
+static_assert(kMaxWarpChosen <= kWarp);
+
+RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
+  const bool softmax = config.score == Score::kSoftmax;
+  const bool from_selection = config.weights_from == WeightsFrom::kSelection;
+  // softmax + normalisation without limits is the softmax over the chosen.
+  const bool normalizes_softmax = softmax && !config.score_after_topk && config.normalize &&
+                                  config.normalize_eps == 0.0f && config.normalize_min == 0.0f && !from_selection;
+  RouterParams p{};
+  p.logits = args.logits;
+  p.selection_bias = args.selection_bias;
+  p.expert_scale = args.expert_scale;
+  p.weights = args.weights;
+  p.indices = args.indices;
+  p.rows = args.rows;
+  p.experts = static_cast<int32_t>(args.experts);
+  p.k = static_cast<int32_t>(config.k);
+  p.num_groups = static_cast<int32_t>(config.num_groups);
+  p.topk_groups = static_cast<int32_t>(config.topk_groups);
+  p.group_size = static_cast<int32_t>(args.experts / config.num_groups);
+  p.group_score_top = static_cast<int32_t>(config.group_score_top);
+  p.group_fill = config.group_fill;
+  p.softcap = config.softcap;
+  p.mixer_threshold = config.mixer_threshold;
+  p.normalize_eps = config.normalize_eps;
+  p.normalize_min = config.normalize_min;
+  p.scale = config.scale;
+  p.score = config.score;
+  p.score_after_topk = config.score_after_topk;
+  p.from_selection = from_selection;
+  p.normalize = config.normalize && !normalizes_softmax;
+  p.softmax_of_chosen = normalizes_softmax || (softmax && config.score_after_topk);
+  p.grouped = config.has_groups();
+  p.ranks_logits = config.score_after_topk || config.score == Score::kNone || config.score == Score::kSparseMixer ||
+                   (softmax && args.selection_bias == nullptr && !p.grouped);
+  p.softmax_of_experts =
+      softmax && !config.score_after_topk && (!p.ranks_logits || (!from_selection && !normalizes_softmax));
+  p.vector_loads = args.experts % kChunk == 0 && reinterpret_cast<uintptr_t>(args.logits) % sizeof(uint4) == 0;
+  return p;
+}
+
+dim3 Grid(int64_t rows, int64_t rows_per_block) {
+  return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
+}
+
+template <typename T, int kChunks>
+cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
+  const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
+  const size_t shared_bytes = warps * WarpRow<T, kChunks>::SharedFloats(p) * sizeof(float);
+  return Launch<FusedRouterWarpKernel<T, kChunks>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
+}
+
+template <typename T>
+cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
+  if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) {
+    const int threads = p.rows <= kManyRows ? kWarp : kLaneBlock;
+    return Launch<FusedRouterLaneKernel<T>>(Grid(p.rows, threads / kChunk), threads, 0, stream, p);
+  }
+  if (p.experts <= kMaxWarpExperts && p.k <= kMaxWarpChosen) {
+    constexpr int kStep = kWarp * kChunk;
+    if (p.experts <= kStep) return LaunchWarp<T, 1>(p, stream);
+    if (p.experts <= 2 * kStep) return LaunchWarp<T, 2>(p, stream);
+    return LaunchWarp<T, 4>(p, stream);
+  }
+  return Launch<FusedRouterBlockKernel<T>>(Grid(p.rows, 1), kBlock, BlockRow<T>::SharedBytes(p), stream, p);
+}
+
+}  // namespace
+
+cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args, cudaStream_t stream) {
+  if (args.rows == 0) return cudaSuccess;
+  constexpr int64_t kMaxSortable = 1 << 20;  // keeps 32-bit arithmetic safe; shared memory ends far below
+  if (args.rows < 0 || args.experts > kMaxSortable) return cudaErrorInvalidValue;
+  const RouterParams p = MakeParams(config, args);
+  switch (args.dtype) {
+    case DType::kFloat32:
+      return LaunchOfType<float>(p, stream);
+    case DType::kFloat16:
+      return LaunchOfType<Float16>(p, stream);
+    case DType::kBFloat16:
+      return LaunchOfType<BFloat16>(p, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace ort_moe

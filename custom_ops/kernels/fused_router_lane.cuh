@@ -1,0 +1,100 @@
+// FusedRouter, a lane to an expert: up to 8 experts without groups, so 8 lanes to a row and 4 rows to a warp.
+//
+// Every lane sees all keys of its row by 8 shuffles and counts those that rank before its own: that is its rank, for
+// every k at once. A row's experts are one chunk of the contract's sums, added in ascending order.
+#pragma once
+
+#include "kernels/fused_router_row.cuh"
+#include "kernels/launch.cuh"
+
+namespace ort_moe {
+
+constexpr int kLaneBlock = 128;
+
+template <typename T>
+class LaneRow {
+ public:
+  __device__ explicit LaneRow(const RouterParams& p) : p_(p), expert_(threadIdx.x % kChunk) {}
+
+  // Called by whole warps; a row past the end is computed on nothing and not stored.
+  __device__ void Route(int64_t row) {
+    const bool owns = row < p_.rows && expert_ < p_.experts;
+    x_ = owns ? Softcap(p_, Storage<T>::Widen(
+                                static_cast<const typename Storage<T>::Bits*>(p_.logits)[row * p_.experts + expert_]))
+              : -Infinity();
+    const unsigned nans = __ballot_sync(kAllLanes, IsNaN(x_));
+    const bool has_nan = ((nans >> (threadIdx.x % kWarp & ~(kChunk - 1))) & 0xffu) != 0;
+    RowSoftmax softmax;
+    if (p_.softmax_of_experts) {
+      softmax.max = MaxOf(RankKey(x_));
+      softmax.sum = SumOf(Exp(Add(x_, -softmax.max)));
+    }
+    float key = p_.ranks_logits ? x_ : ScoreOf(p_, softmax, x_);
+    if (p_.selection_bias != nullptr && owns) key = Add(key, p_.selection_bias[expert_]);
+    const int32_t rank = RankOf(owns ? RankKey(key) : 0u);
+    chosen_ = owns && rank < p_.k;
+    WeighChosen(*this, p_, softmax, has_nan);
+    if (chosen_) {
+      p_.weights[row * p_.k + rank] = value_;
+      p_.indices[row * p_.k + rank] = expert_;
+    }
+  }
+
+  template <typename F>
+  __device__ void ForEachChosen(F f) {
+    if (chosen_) f(expert_, value_);
+  }
+  __device__ float MaxOfChosen() const { return MaxOf(chosen_ ? RankKey(value_) : 0u); }
+  __device__ float SumOfChosen() const { return SumOf(chosen_ ? value_ : 0.0f); }
+  __device__ float Logit(int32_t) const { return x_; }
+  __device__ bool IsMasked(int32_t) const { return false; }
+
+ private:
+  __device__ int32_t RankOf(uint32_t key) const {
+    int32_t rank = 0;
+#pragma unroll
+    for (int other = 0; other < kChunk; ++other) {
+      const uint32_t other_key = __shfl_sync(kAllLanes, key, other, kChunk);
+      rank += other_key > key || (other_key == key && other < expert_);
+    }
+    return rank;
+  }
+
+  __device__ float MaxOf(uint32_t rank_key) const {
+    uint32_t best[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) best[i] = __shfl_sync(kAllLanes, rank_key, i, kChunk);
+#pragma unroll
+    for (int step = 1; step < kChunk; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kChunk; i += 2 * step) best[i] = max(best[i], best[i + step]);
+    }
+    return KeyValue(best[0]);
+  }
+
+  __device__ float SumOf(float value) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) sum = Add(sum, __shfl_sync(kAllLanes, value, i, kChunk));
+    return sum;
+  }
+
+  const RouterParams& p_;
+  const int32_t expert_;
+  float x_ = 0.0f;
+  float value_ = 0.0f;
+  bool chosen_ = false;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kLaneBlock) FusedRouterLaneKernel(const __grid_constant__ RouterParams p) {
+  AllowNext();
+  LaneRow<T> router(p);
+  WaitForPrevious();
+  constexpr int kRowsPerWarp = kWarp / kChunk;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kChunk;
+  for (int64_t row = thread / kChunk; row / kRowsPerWarp * kRowsPerWarp < p.rows; row += step) router.Route(row);
+}
+
+}  // namespace ort_moe

@@ -1,0 +1,228 @@
+// FusedRouter on the device: what its three kernels share: parameters, logits, keys, and the weights of the chosen.
+//
+// A kernel ranks a row's experts in its own way and then hands a `Row` to WeighChosen:
+//   ForEachChosen(f)    calls f(int32_t expert, float& value) for the chosen that this thread holds
+//   MaxOfChosen()       collective; of the values
+//   SumOfChosen()       collective; of the values, in the order of the contract
+//   SumOfExperts(f)     collective; of f(expert, x) over all experts, in the order of the contract
+//   Logit(expert)       its softcapped logit
+//   IsMasked(expert)    whether its group was left out
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/float_math.h"
+#include "kernels/fused_router.h"
+
+namespace ort_moe {
+
+constexpr int kChunk = 8;       // experts that share a partial sum, and 16 bytes of half-precision logits
+constexpr int kPartials = 128;  // partial sums of the contract
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct RouterParams {
+  const void* logits;
+  const float* selection_bias;  // or null
+  const float* expert_scale;    // or null
+  float* weights;
+  int32_t* indices;
+  int64_t rows;
+  int32_t experts;
+  int32_t k;
+  int32_t num_groups;
+  int32_t topk_groups;
+  int32_t group_size;
+  int32_t group_score_top;
+  float group_fill;
+  float softcap;
+  float mixer_threshold;
+  float normalize_eps;
+  float normalize_min;
+  float scale;
+  Score score;
+  bool score_after_topk;
+  bool from_selection;      // weights are the ranked keys
+  bool normalize;           // divide by the sum of the chosen
+  bool softmax_of_chosen;   // the weights are a softmax over the chosen
+  bool softmax_of_experts;  // keys or weights need the softmax over all experts
+  bool ranks_logits;        // the key is x, before bias and groups
+  bool grouped;
+  bool vector_loads;  // every chunk of every row is whole and 16-byte aligned
+
+  __device__ bool plain_keys() const { return ranks_logits && selection_bias == nullptr && !grouped; }
+};
+
+// A 16-bit storage is widened exactly.
+template <typename T>
+struct Storage;
+
+template <>
+struct Storage<float> {
+  using Bits = uint32_t;
+  static __device__ float Widen(uint32_t bits) { return BitsToFloat(bits); }
+};
+
+struct Float16 {};
+struct BFloat16 {};
+
+template <>
+struct Storage<Float16> {
+  using Bits = uint16_t;
+  static __device__ float Widen(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+  static __device__ uint16_t Narrow(float x) { return __half_as_ushort(__float2half_rn(x)); }
+};
+
+template <>
+struct Storage<BFloat16> {
+  using Bits = uint16_t;
+  static __device__ float Widen(uint16_t bits) { return BitsToFloat(static_cast<uint32_t>(bits) << 16); }
+  static __device__ uint16_t Narrow(float x) { return static_cast<uint16_t>(FloatBits(x) >> 16); }
+};
+
+__device__ __forceinline__ float Softcap(const RouterParams& p, float x) {
+  return p.softcap > 0.0f ? Mul(p.softcap, Tanh(Div(x, p.softcap))) : x;
+}
+
+template <typename T>
+__device__ __forceinline__ float LoadLogit(const RouterParams& p, int64_t row, int32_t expert) {
+  using Bits = typename Storage<T>::Bits;
+  return Softcap(p, Storage<T>::Widen(static_cast<const Bits*>(p.logits)[row * p.experts + expert]));
+}
+
+// Logits of experts chunk * 8 .. + 8, before the softcap; -inf past the last expert, which adds +0 to a softmax's sums.
+template <typename T>
+__device__ __forceinline__ void LoadChunk(const RouterParams& p, int64_t row, int32_t chunk, float (&x)[kChunk]) {
+  using Bits = typename Storage<T>::Bits;
+  const int32_t first = chunk * kChunk;
+  const Bits* source = static_cast<const Bits*>(p.logits) + row * p.experts + first;
+  if (p.vector_loads) {
+    union {
+      uint4 vectors[kChunk * sizeof(Bits) / sizeof(uint4)];
+      Bits bits[kChunk];
+    } loaded;
+    const bool inside = first < p.experts;
+#pragma unroll
+    for (int v = 0; v < static_cast<int>(sizeof(loaded) / sizeof(uint4)); ++v) {
+      if (inside) loaded.vectors[v] = reinterpret_cast<const uint4*>(source)[v];
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) x[i] = inside ? Storage<T>::Widen(loaded.bits[i]) : -Infinity();
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      x[i] = first + i < p.experts ? Storage<T>::Widen(source[i]) : -Infinity();
+    }
+  }
+}
+
+// Ranks in the order of OrderedKey and leaves 0 for "no expert": NaN becomes 1, below every number's key.
+__device__ __forceinline__ uint32_t RankKey(float key) {
+  const uint32_t ordered = OrderedKey(key);
+  return ordered == 0u ? 1u : ordered;
+}
+
+// The float of a RankKey, but for the sign of zero and the payload of NaN.
+__device__ __forceinline__ float KeyValue(uint32_t rank_key) {
+  return BitsToFloat((rank_key & 0x80000000u) ? rank_key ^ 0x80000000u : ~rank_key);
+}
+
+// What the softmax over all experts needs to know of a row.
+struct RowSoftmax {
+  float max = 0.0f;
+  float sum = 0.0f;
+};
+
+__device__ __forceinline__ float ScoreOf(const RouterParams& p, const RowSoftmax& softmax, float x) {
+  if (p.score == Score::kSoftmax) return Div(Exp(Add(x, -softmax.max)), softmax.sum);
+  if (p.score == Score::kSigmoid) return Sigmoid(x);
+  if (p.score == Score::kSqrtSoftplus) return SqrtSoftplus(x);
+  return x;
+}
+
+// x becomes its score, for several experts at once: one branch, and their chains of arithmetic interleave.
+template <int kCount>
+__device__ __forceinline__ void ScoreEach(const RouterParams& p, const RowSoftmax& softmax, float (&x)[kCount]) {
+  if (p.score == Score::kSoftmax) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = Div(Exp(Add(x[i], -softmax.max)), softmax.sum);
+  } else if (p.score == Score::kSigmoid) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = Sigmoid(x[i]);
+  } else if (p.score == Score::kSqrtSoftplus) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = SqrtSoftplus(x[i]);
+  }
+}
+
+// The share of the expert with logit x in the softmax around `best`, before the exponential; false: too far away.
+__device__ __forceinline__ bool SharesWith(const RouterParams& p, float best, float x) {
+  const float magnitude = fabsf(x);
+  return !(Div(Add(best, -x), magnitude < best ? best : magnitude) > p.mixer_threshold);
+}
+
+// Both weights of sparse_mixer; `first`, `second` are the chosen and known to every thread.
+template <typename Row>
+__device__ __forceinline__ void WeighSparseMixer(Row& row, const RouterParams& p, int32_t first, int32_t second) {
+  for (int choice = 0; choice < 2; ++choice) {
+    const int32_t best = choice == 0 ? first : second;
+    const int32_t excluded = choice == 0 ? -1 : first;
+    const float max = row.Logit(best);
+    const float sum = row.SumOfExperts([&](int32_t expert, float x) {
+      return expert != excluded && SharesWith(p, max, x) ? Exp(Add(x, -max)) : 0.0f;
+    });
+    row.ForEachChosen([&](int32_t expert, float& value) {
+      if (expert == best) value = Div(Exp(Add(max, -max)), sum);
+    });
+  }
+}
+
+// Steps 4 and 5 of the contract, from the chosen to their final weights.
+template <typename Row>
+__device__ __forceinline__ void WeighChosen(Row& row, const RouterParams& p, const RowSoftmax& softmax, bool has_nan) {
+  if (p.score != Score::kSparseMixer) {
+    row.ForEachChosen([&](int32_t expert, float& value) {
+      if (p.from_selection && row.IsMasked(expert)) {
+        value = p.group_fill;
+      } else {
+        const float x = row.Logit(expert);
+        const bool as_it_is = p.softmax_of_chosen || p.score_after_topk || (p.from_selection && p.ranks_logits);
+        value = as_it_is ? x : ScoreOf(p, softmax, x);
+      }
+    });
+  }
+  if (p.softmax_of_chosen) {
+    const float max = row.MaxOfChosen();
+    row.ForEachChosen([&](int32_t, float& value) { value = Exp(Add(value, -max)); });
+    const float sum = row.SumOfChosen();
+    row.ForEachChosen([&](int32_t, float& value) { value = Div(value, sum); });
+  } else if (p.score_after_topk) {
+    row.ForEachChosen([&](int32_t, float& value) { value = ScoreOf(p, softmax, value); });
+  }
+  if (p.normalize) {
+    float divisor = Add(row.SumOfChosen(), p.normalize_eps);
+    if (divisor < p.normalize_min) divisor = p.normalize_min;
+    row.ForEachChosen([&](int32_t, float& value) { value = Div(value, divisor); });
+  }
+  row.ForEachChosen([&](int32_t expert, float& value) {
+    value = Mul(value, p.scale);
+    if (p.expert_scale != nullptr) value = Mul(value, p.expert_scale[expert]);
+    if (has_nan) value = NaN();
+  });
+}
+
+// Sum over the lanes of a warp whose lane l holds partial sums l, l + 32, l + 64 and l + 96: the contract's butterfly.
+__device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float p96) {
+  float sum = Add(Add(p0, p64), Add(p32, p96));
+#pragma unroll
+  for (int stride = kWarp / 2; stride > 0; stride /= 2) sum = Add(sum, __shfl_xor_sync(kAllLanes, sum, stride));
+  return sum;
+}
+
+__device__ __forceinline__ uint32_t WarpMax(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
+__device__ __forceinline__ uint32_t WarpMin(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
+
+}  // namespace ort_moe

@@ -1,0 +1,94 @@
+// Launches with programmatic dependent launch (PDL): the next kernel of a stream starts while the previous one drains.
+//
+// Contract of a kernel that is launched here: before WaitForPrevious() it reads nothing but its parameters and writes
+// nothing global, and every thread's path executes the wait. AllowNext() may come first: the next kernel's own wait
+// still holds it until this one has finished and its writes are visible.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace ort_moe {
+
+__device__ __forceinline__ void WaitForPrevious() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void AllowNext() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+struct KernelTraits {
+  bool overlaps = false;     // the device has PDL and the code that is loaded waits as it must
+  int max_shared_bytes = 0;  // dynamic shared memory that a block may have
+};
+
+// Asked once per kernel and device: raises the kernel's limit of dynamic shared memory to the device's.
+template <auto kKernel>
+cudaError_t QueryKernel(KernelTraits* traits) {
+  constexpr int kDevices = 64;
+  constexpr int64_t kKnown = 1, kOverlaps = 2;
+  constexpr int kSharedShift = 2;
+  static std::array<std::atomic<int64_t>, kDevices> known{};  // a race computes the same value twice
+
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  int64_t state = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (state == 0) {
+    const void* kernel = reinterpret_cast<const void*>(kKernel);
+    int major = 0, block_bytes = 0;
+    cudaFuncAttributes code{};
+    cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&code, kernel);
+    const int shared_bytes = block_bytes - static_cast<int>(code.sharedSizeBytes);
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    }
+    if (error != cudaSuccess) return error;
+    // Code of an older architecture, just-in-time compiled for a newer device, has no wait in it.
+    const bool overlaps = major >= 9 && code.binaryVersion >= 90 && code.ptxVersion >= 90;
+    state = kKnown | (overlaps ? kOverlaps : 0) | static_cast<int64_t>(shared_bytes) << kSharedShift;
+    if (device < kDevices) known[device].store(state, std::memory_order_relaxed);
+  }
+  traits->overlaps = (state & kOverlaps) != 0;
+  traits->max_shared_bytes = static_cast<int>(state >> kSharedShift);
+  return cudaSuccess;
+}
+
+// One launch; cudaErrorInvalidValue where a block would need more shared memory than the device has.
+template <auto kKernel, typename... Arguments>
+cudaError_t Launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  KernelTraits traits;
+  if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
+  if (shared_bytes > static_cast<size_t>(traits.max_shared_bytes)) return cudaErrorInvalidValue;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = traits.overlaps ? 1 : 0;
+  cudaError_t error = cudaLaunchKernelEx(&config, kKernel, arguments...);
+  if (error == cudaErrorNotSupported && traits.overlaps) {
+    cudaGetLastError();  // refused (a driver or a sharing service without PDL): launch plainly
+    config.numAttrs = 0;
+    error = cudaLaunchKernelEx(&config, kKernel, arguments...);
+  }
+  return error;
+}
+
+}  // namespace ort_moe

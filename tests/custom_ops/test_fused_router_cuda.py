@@ -1,0 +1,276 @@
+"""FusedRouter on CUDA against the emulation and the CPU kernel, bit for bit; by the launcher and through ORT."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from ort_moe import kernels
+from ort_moe.ops import FUSED_ROUTER
+from ort_moe.reference.fused_router import fused_router
+from ort_moe.router_config import RouterConfig
+from tests.router_cases import DTYPES, TEXTURES, RouterCase, router_cases
+from tests.router_models import case_model, router_session, run_router
+
+pytestmark = pytest.mark.gpu
+
+Routed = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+POISON = np.float32(-7.25)
+
+EXPERTS = (1, 3, 8, 33, 60, 64, 100, 128, 160, 256, 384, 512, 1000, 1024, 2048, 4096)
+CHOSEN = (1, 2, 4, 6, 8, 10, 16, 17, 32, 33, 64)
+TOKENS = (1, 2, 3, 33)
+
+SCORINGS: dict[str, dict[str, Any]] = {
+    "softmax of the chosen": {"score": "softmax", "normalize": 1},
+    "softmax": {"score": "softmax"},
+    "softmax, divided": {"score": "softmax", "normalize": 1, "normalize_eps": 1e-20, "scale": 2.5},
+    "softmax after top-k": {"score": "softmax", "score_after_topk": 1},
+    "sigmoid": {"score": "sigmoid", "normalize": 1, "normalize_eps": 1e-20},
+    "sigmoid after top-k": {"score": "sigmoid", "score_after_topk": 1, "bias_on": "logits"},
+    "sqrtsoftplus": {"score": "sqrtsoftplus", "normalize": 1, "normalize_min": 1e-12},
+    "none": {"score": "none", "normalize": 1, "normalize_min": -math.inf},
+    "softcap": {"score": "softmax", "normalize": 1, "softcap": 30.0},
+}
+
+
+def device_array(values: npt.NDArray[Any]) -> Any:
+    """The array's bits in device memory, as an OrtValue."""
+    import onnxruntime
+
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.dtype(f"u{values.dtype.itemsize}"))
+    return onnxruntime.OrtValue.ortvalue_from_numpy(bits, "cuda", 0)
+
+
+def launch(case: RouterCase) -> Routed:
+    """Weights and indices of the CUDA launcher, written over a poison."""
+    rows = math.prod(case.shape[:-1])
+    shape = (*case.shape[:-1], case.k)
+    outputs = [device_array(np.full(max(rows * case.k, 1), POISON)) for _ in range(2)]
+    vectors = [None if v is None else device_array(v) for v in (case.selection_bias, case.expert_scale)]
+    logits = device_array(case.logits if rows else np.zeros(1, np.float32))
+    kernels.fused_router(
+        RouterConfig.from_attributes(case.attributes),
+        rows=rows,
+        experts=case.experts,
+        dtype=case.onnx_type,
+        logits=logits.data_ptr(),
+        weights=outputs[0].data_ptr(),
+        indices=outputs[1].data_ptr(),
+        selection_bias=None if vectors[0] is None else vectors[0].data_ptr(),
+        expert_scale=None if vectors[1] is None else vectors[1].data_ptr(),
+    )
+    weights, indices = (output.numpy()[: rows * case.k] for output in outputs)
+    return weights.view(np.float32).reshape(shape), indices.view(np.int32).reshape(shape)
+
+
+def assert_same(case: RouterCase, got: Routed, want: Routed) -> None:
+    """The same experts and the same bits; NaNs equal each other."""
+    for name, g, w in (("indices", got[1], want[1]), ("weights", got[0], want[0])):
+        assert g.shape == w.shape
+        same = g.view(np.int32) == w.view(np.int32)
+        if name == "weights":
+            same |= np.isnan(g) & np.isnan(w)
+        if not same.all():
+            first = tuple(np.argwhere(~same)[0])
+            raise AssertionError(f"{case}: {name}{list(map(int, first))} = {g[first]!r}, expected {w[first]!r}")
+
+
+def check_launcher(case: RouterCase) -> None:
+    assert_same(case, launch(case), case.emulate())
+
+
+def make_case(experts: int, tokens: int, given: dict[str, Any], **fields: Any) -> RouterCase:
+    return RouterCase(FUSED_ROUTER.complete(given), (tokens, experts), **fields)
+
+
+# --- The launcher ---
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_sizes_types_and_scores(experts: int) -> None:
+    scorings = list(SCORINGS.values())
+    textures = ("normal", "ties", "close", "wide")
+    n = 0
+    for k in sorted({*(k for k in CHOSEN if k <= experts), experts}):
+        for onnx_type in DTYPES:
+            scoring = scorings[n % len(scorings)]
+            fields = {"has_selection_bias": n % 5 == 4 and scoring["score"] != "none", "has_expert_scale": n % 7 == 6}
+            case = make_case(
+                experts,
+                TOKENS[n % 4],
+                {"k": k} | scoring,
+                onnx_type=onnx_type,
+                texture=textures[n // 9 % 4],
+                seed=n,
+                **fields,
+            )
+            check_launcher(case)
+            n += 1
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("experts", [8, 128, 512])
+def test_many_rows(experts: int, scoring: str) -> None:
+    """From 512 rows on, a block takes several."""
+    for tokens in (257, 513, 1031):
+        check_launcher(make_case(experts, tokens, {"k": min(experts, 6)} | SCORINGS[scoring], onnx_type="bfloat16"))
+
+
+@pytest.mark.parametrize("texture", TEXTURES)
+def test_textures(texture: str) -> None:
+    n = 0
+    for experts, k in ((8, 2), (60, 4), (256, 8), (512, 10), (1024, 16), (160, 33), (2048, 8)):
+        for scoring in SCORINGS.values():
+            onnx_type = list(DTYPES)[n % 3]
+            bias = n % 2 == 1
+            case = make_case(
+                experts, 3, {"k": k} | scoring, onnx_type=onnx_type, texture=texture, seed=n, has_selection_bias=bias
+            )
+            check_launcher(case)
+            n += 1
+
+
+@pytest.mark.parametrize("fill", [-math.inf, 0.0])
+@pytest.mark.parametrize(
+    ("experts", "groups"),
+    [(8, 4), (16, 8), (60, 5), (64, 2), (100, 10), (256, 8), (512, 8), (1024, 4), (1000, 8), (2304, 36)],
+)
+def test_groups(experts: int, groups: int, fill: float) -> None:
+    size = experts // groups
+    n = 0
+    for top in sorted({1, 2, 3, size} & set(range(1, size + 1))):
+        for kept in sorted({1, max(groups // 2, 1)}):
+            for weights_from in ("scores", "selection"):
+                for k in sorted({1, min(8, kept * size), min(20, kept * size)}):
+                    given = {
+                        "k": k, "score": ("sigmoid", "softmax", "none")[n % 3], "normalize": n % 2,
+                        "num_groups": groups, "topk_groups": kept, "group_score_top": top, "group_fill": fill,
+                        "weights_from": weights_from,
+                    }  # fmt: skip
+                    case = make_case(
+                        experts, 3, given, onnx_type=list(DTYPES)[n % 3], texture=TEXTURES[n % len(TEXTURES)], seed=n,
+                        has_selection_bias=weights_from == "scores",
+                    )  # fmt: skip
+                    check_launcher(case)
+                    n += 1
+
+
+@pytest.mark.parametrize("experts", [2, 8, 16, 64, 600, 2048])
+def test_sparse_mixer(experts: int) -> None:
+    for n, texture in enumerate(TEXTURES):
+        for threshold in (0.0, 0.02, 10.0):
+            given = {"k": 2, "score": "sparse_mixer", "mixer_threshold": threshold, "normalize": n % 2}
+            check_launcher(make_case(experts, 5, given, onnx_type=list(DTYPES)[n % 3], texture=texture, seed=n))
+
+
+@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(router_cases())
+def test_random_configurations(case: RouterCase) -> None:
+    check_launcher(case)
+
+
+def test_few_of_each_path() -> None:
+    """One case of each kernel and scoring: what the memory checkers run."""
+    for experts, k in ((8, 2), (7, 3), (64, 6), (512, 10), (1024, 16), (2048, 40), (700, 700)):
+        for n, scoring in enumerate(SCORINGS.values()):
+            check_launcher(
+                make_case(experts, 3, {"k": k} | scoring, onnx_type=list(DTYPES)[n % 3], texture="ties", seed=n)
+            )
+    for experts, groups in ((256, 8), (60, 5), (2304, 36)):
+        given = {"k": 4, "score": "sigmoid", "num_groups": groups, "topk_groups": 2, "group_score_top": 3}
+        check_launcher(make_case(experts, 3, given | {"group_fill": 0.0}, has_selection_bias=True))
+    given = {"k": 2, "score": "sparse_mixer", "mixer_threshold": 0.1}
+    for experts in (16, 1500):
+        check_launcher(make_case(experts, 3, given))
+
+
+def test_unaligned_rows() -> None:
+    """Logits that no 16-byte load may touch."""
+    case = make_case(64, 3, {"k": 6, "score": "softmax", "normalize": 1}, onnx_type="bfloat16")
+    shifted = device_array(np.concatenate([case.logits.reshape(-1)[:1], case.logits.reshape(-1)]))
+    weights, indices = device_array(np.zeros(18, np.float32)), device_array(np.zeros(18, np.int32))
+    kernels.fused_router(
+        RouterConfig.from_attributes(case.attributes), rows=3, experts=64, dtype="bfloat16",
+        logits=shifted.data_ptr() + 2, weights=weights.data_ptr(), indices=indices.data_ptr(),
+    )  # fmt: skip
+    got = weights.numpy().view(np.float32).reshape(3, 6), indices.numpy().view(np.int32).reshape(3, 6)
+    assert_same(case, got, case.emulate())
+
+
+def test_refuses_what_does_not_fit() -> None:
+    logits = device_array(np.zeros(1 << 16, np.float32)).data_ptr()
+    buffers = {"logits": logits, "weights": logits, "indices": logits, "dtype": "float", "rows": 1}
+    config = RouterConfig.from_attributes({"k": 64, "score": "softmax"})
+    with pytest.raises(RuntimeError, match="65536 experts need more shared memory than a block of this device has"):
+        kernels.fused_router(config, experts=1 << 16, **buffers)
+    with pytest.raises(RuntimeError, match="'k' must be at most the number of experts, 8, but is 64"):
+        kernels.fused_router(config, experts=8, **buffers)
+
+
+# --- Through ONNX Runtime ---
+
+ORT_CASES = [
+    make_case(8, 1, {"k": 2, "score": "softmax", "normalize": 1}, onnx_type="float16"),
+    make_case(64, 4, {"k": 6, "score": "softmax"}, onnx_type="bfloat16"),
+    make_case(512, 1, {"k": 10, "score": "softmax", "normalize": 1}, onnx_type="bfloat16"),
+    make_case(512, 33, {"k": 10, "score": "softmax", "normalize": 1}),
+    make_case(
+        256, 2,
+        {"k": 8, "score": "sigmoid", "normalize": 1, "normalize_eps": 1e-20, "scale": 2.5, "num_groups": 8,
+         "topk_groups": 4, "group_score_top": 2, "group_fill": 0.0},
+        has_selection_bias=True, has_expert_scale=True,
+    ),
+    make_case(2048, 3, {"k": 40, "score": "sqrtsoftplus"}, onnx_type="float16"),
+]  # fmt: skip
+ORT_IDS = [f"{case.experts}-{case.k}-{case.onnx_type}" for case in ORT_CASES]
+
+
+def cuda_session(case: RouterCase, *, graph: bool) -> Any:
+    session = router_session(
+        case_model(case),
+        [("CUDAExecutionProvider", {"enable_cuda_graph": "1" if graph else "0"})],  # type: ignore[list-item]
+    )
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
+    return session
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("case", ORT_CASES, ids=ORT_IDS)
+def test_session_agrees_with_cpu_and_emulation(case: RouterCase, graph: bool) -> None:
+    """Fixed buffers and new logits at every run, so that a graph's replays are seen to read them."""
+    session = cuda_session(case, graph=graph)
+    cpu_session = router_session(case_model(case))
+    logits = device_array(case.logits)
+    shape = (*case.shape[:-1], case.k)
+    outputs = {name: device_array(np.full(math.prod(shape), POISON)) for name in ("weights", "indices")}
+    binding = session.io_binding()
+    tensor_type = onnx.TensorProto.DataType
+    binding.bind_input("logits", "cuda", 0, tensor_type.Value(case.onnx_type.upper()), case.shape, logits.data_ptr())
+    for name, element_type in (("weights", tensor_type.FLOAT), ("indices", tensor_type.INT32)):
+        binding.bind_output(name, "cuda", 0, element_type, shape, outputs[name].data_ptr())
+    for seed, texture in enumerate(("normal", "ties", "nan", "wide")):
+        fresh = make_case(
+            case.experts, case.shape[0], case.attributes, onnx_type=case.onnx_type, texture=texture, seed=seed
+        ).logits
+        logits.update_inplace(fresh.reshape(-1).view(f"u{fresh.dtype.itemsize}"))
+        session.run_with_iobinding(binding)
+        got = (
+            outputs["weights"].numpy().view(np.float32).reshape(shape),
+            outputs["indices"].numpy().view(np.int32).reshape(shape),
+        )
+        assert_same(case, got, fused_router(fresh, case.selection_bias, case.expert_scale, **case.attributes))
+        assert_same(case, got, run_router(cpu_session, fresh))
+
+
+def test_session_without_tokens() -> None:
+    case = make_case(64, 0, {"k": 6, "score": "softmax"})
+    weights, indices = run_router(cuda_session(case, graph=False), case.logits)
+    assert weights.shape == indices.shape == (0, 6)
