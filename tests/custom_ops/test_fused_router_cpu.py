@@ -37,7 +37,7 @@ def check(case: RouterCase, *, symbolic: bool = False) -> None:
 GROUPED = {"k": 8, "num_groups": 8, "topk_groups": 4, "group_score_top": 2}
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(router_cases())
 def test_every_configuration_has_the_emulations_bits(case: RouterCase) -> None:
     check(case)

@@ -88,7 +88,7 @@ def key_tolerance(case: RouterCase) -> np.ndarray | None:
         return 4.0 * np.spacing(largest.astype(np.float32)).astype(np.float64)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(router_cases(max_experts=300, textures=("normal", "wide", "close", "ties", "saturated")))
 def test_ranking_is_exact_where_keys_are_further_apart_than_four_ulp(case: RouterCase) -> None:
     tolerance = key_tolerance(case)
@@ -104,7 +104,7 @@ def test_ranking_is_exact_where_keys_are_further_apart_than_four_ulp(case: Route
             assert (lead <= np.maximum(row_tolerance[remaining], row_tolerance[chosen])).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(router_cases(max_experts=300, textures=("normal", "close", "ties")))
 def test_weights_are_close_to_float64_where_the_choice_is_the_same(case: RouterCase) -> None:
     if case.attributes["score"] == "none" and case.attributes["normalize"]:
@@ -119,7 +119,6 @@ def test_weights_are_close_to_float64_where_the_choice_is_the_same(case: RouterC
     np.testing.assert_allclose(weights[same], expected_weights[same], rtol=2e-5)
 
 
-@settings(deadline=None)
 @given(router_cases(max_experts=300))
 def test_indices_are_distinct_and_in_range(case: RouterCase) -> None:
     weights, indices = case.emulate()
@@ -130,7 +129,6 @@ def test_indices_are_distinct_and_in_range(case: RouterCase) -> None:
         assert row.max() < case.experts
 
 
-@settings(deadline=None)
 @given(router_cases(max_experts=300, scores=("none", "softmax")))
 def test_rank_order_is_the_total_order_with_the_lower_index_first(case: RouterCase) -> None:
     attributes = case.attributes | {"softcap": 0.0, "topk_groups": case.attributes["num_groups"]}
@@ -142,7 +140,6 @@ def test_rank_order_is_the_total_order_with_the_lower_index_first(case: RouterCa
         assert row_indices == in_order[: attributes["k"]]
 
 
-@settings(deadline=None)
 @given(router_cases(max_experts=300, textures=("normal", "ties"), scores=("softmax", "sigmoid", "sqrtsoftplus")))
 def test_normalised_weights_sum_to_the_scale(case: RouterCase) -> None:
     attributes = case.attributes | {
@@ -155,7 +152,6 @@ def test_normalised_weights_sum_to_the_scale(case: RouterCase) -> None:
     np.testing.assert_allclose(weights.sum(axis=-1, dtype=np.float64), attributes["scale"], rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(
     router_cases(max_experts=100, textures=("normal",), onnx_types=("float",), scores=("sigmoid", "none")), st.data()
 )
@@ -176,7 +172,6 @@ def test_the_order_of_experts_does_not_matter_where_keys_differ(case: RouterCase
         np.testing.assert_allclose(*close, rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(
     router_cases(max_experts=300, textures=("normal", "ties"), scores=("softmax", "sigmoid", "sqrtsoftplus", "none"))
 )
@@ -208,7 +203,6 @@ def test_a_fill_of_zero_beats_negative_keys() -> None:
     np.testing.assert_array_equal(weights, [[0.0, 0.0]])
 
 
-@settings(deadline=None)
 @given(router_cases(max_experts=300, textures=("nan",)))
 def test_a_nan_logit_makes_all_weights_of_its_row_nan_and_no_others(case: RouterCase) -> None:
     weights, _ = case.emulate()
@@ -230,7 +224,6 @@ def test_softmax_of_a_row_of_infinities_is_nan(value: float) -> None:
     np.testing.assert_array_equal(indices, [[0, 1]])
 
 
-@settings(deadline=None)
 @given(router_cases(max_experts=300))
 def test_rows_do_not_depend_on_each_other(case: RouterCase) -> None:
     weights, indices = case.emulate()
