@@ -82,6 +82,17 @@ def test_same_outputs(pair: tuple[Fixture, Fixture]) -> None:
         np.testing.assert_allclose(run(fresh, seed), expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
+def test_fuses_the_same(pair: tuple[Fixture, Fixture]) -> None:
+    from ort_moe.rewrites import rewrite
+
+    fused = []
+    for fixture in pair:
+        model = ir.load(fixture.path)
+        sites = [(site.status, site.experts, site.k, site.attributes) for site in rewrite(model).sites]
+        fused.append((sites, [(node.domain, node.op_type) for node in model.graph]))
+    assert fused[1] == fused[0]
+
+
 def test_export_is_deterministic(tmp_path: Path) -> None:
     from models.export import main
 
