@@ -43,7 +43,8 @@ class Architecture:
 
     Attributes:
         name: transformers' `model_type`; also the first part of the fixture's name.
-        block_class: class name of the MoE block (router, experts, shared experts) inside the model.
+        block_class: class name of the MoE block (router, experts, shared experts) inside the model; of the router alone
+            where the model has no such block, which is then exported as a whole only.
         router: the router's arithmetic in words, in the order in which it is applied.
         experts: number of routed experts, E.
         k: experts chosen per token, K.
