@@ -76,6 +76,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     engine = Engine(chosen)
     records.extend(engine.run(model))
 
+    sites = collect_sites(model, engine.by_root)
     start = time.perf_counter()
     put_back = unseed(model.graph)
     if put_back:
@@ -91,7 +92,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
 
     findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
     modified = modified or added > 0 or fingerprint(model.graph) != before
-    return RewriteResult(modified, collect_sites(model, engine.by_root), tuple(records), findings)
+    return RewriteResult(modified, sites, tuple(records), findings)
 
 
 def _check_imports(imports: dict[str, int]) -> None:

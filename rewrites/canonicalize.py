@@ -28,13 +28,14 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
 
 def clean_up(model: ir.Model) -> bool:
     """Sort, then drop identities, repeated and unused nodes; True if that changed more than the order."""
-    # Rules with several outputs insert nodes behind their first consumers, and the unused pass needs the order.
+    # Rules with several outputs insert nodes behind their first consumers, and the unused pass needs the order. Unused
+    # nodes go first: a repeated expression takes the name of its first copy, which must be one that is in use.
     model.graph.sort()
     modified = False
     for graph_pass in (
+        common.RemoveUnusedNodesPass(),
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
-        common.RemoveUnusedNodesPass(),
     ):
         modified = graph_pass(model).modified or modified
     return modified

@@ -32,10 +32,10 @@ def attach_functions(model: ir.Model) -> int:
         if not is_router(node):
             continue
         router = Router.read(node)
-        function = build_function(router, model.graph.opset_imports[""])
-        node.overload = function.overload
-        if function.identifier() not in model.functions:
-            model.functions[function.identifier()] = function
+        opset = model.graph.opset_imports[""]
+        node.overload = _overload(router, opset)
+        if node.op_identifier() not in model.functions:
+            model.functions[node.op_identifier()] = build_function(router, opset)
             added += 1
     return added
 

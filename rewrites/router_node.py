@@ -135,6 +135,7 @@ class Router:
         weights.shape, indices.shape = self.weights.shape, self.indices.shape
         node = weights.producer()
         assert node is not None
+        node.name = self.node.name
         node.metadata_props.update(self.node.metadata_props)
         node.metadata_props[ABSORBED] = ",".join((*self.absorbed, rule))
         return weights, indices

@@ -18,6 +18,7 @@ from ort_moe.reasons import REASONS, Reason
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.unseed import will_be_put_back
 from ort_moe.rewrites.values import RESHAPING, constant, consumers, integers, is_op, label, producer, through
 
 Status = Literal["whole", "partly", "left"]
@@ -80,7 +81,7 @@ def collect_sites(model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]]
     """Every site of the model, those of the main graph first, in the graph's order.
 
     Args:
-        model: After the fixed point.
+        model: After the fixed point, before routers that did not grow are put back.
         rules: Which rules a node type may end; asked for what they refused.
     """
     graph, sites = model.graph, []
@@ -88,50 +89,38 @@ def collect_sites(model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]]
         if is_router(node):
             sites.append(_router_site(model, node, rules))
         elif is_op(node, "TopK"):
-            sites.append(_topk_site(model, node, rules))
+            sites.append(_topk_site(model, node))
     sites.extend(_elsewhere(model))
     return tuple(sites)
 
 
 def _router_site(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> Site:
     router = Router.read(node)
-    findings = tuple(_left_over(model, node, router.logits, router.weights, router.indices, rules))
-    return Site(
-        node.name or "",
-        model.graph.name or "",
-        "partly" if findings else "whole",
-        router.experts,
-        router.k,
-        dict(router.attributes),
-        router.absorbed,
-        findings,
-    )
+    name, graph = node.name or "", model.graph.name or ""
+    findings = tuple(_left_over(model, router, rules))
+    if will_be_put_back(node):
+        alone = Finding(REASONS["router-did-not-grow"], name, "no rule absorbed anything next to this router")
+        return Site(name, graph, "left", router.experts, router.k, findings=(alone, *findings))
+    status: Status = "partly" if findings else "whole"
+    return Site(name, graph, status, router.experts, router.k, dict(router.attributes), router.absorbed, findings)
 
 
-def _topk_site(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> Site:
+def _topk_site(model: ir.Model, node: ir.Node) -> Site:
     chosen = integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    name, graph, k = node.name or "", model.graph.name or "", chosen[0] if chosen and len(chosen) == 1 else None
+    k = chosen[0] if chosen and len(chosen) == 1 else None
+    name = node.name or ""
     try:
-        experts = router_width(node)
+        router_width(node)
+        finding = Finding(REASONS["rule-refused"], name, "the rule that seeds a FusedRouter was left out")
     except Refusal as refusal:
-        return Site(name, graph, "left", None, k, findings=(Finding(REASONS[refusal.reason], name, str(refusal)),))
-    assert node.inputs[0] is not None
-    detail = "no rule absorbed anything next to this router"
-    findings = [Finding(REASONS["router-did-not-grow"], name, detail)]
-    findings.extend(_left_over(model, node, node.inputs[0], node.outputs[0], node.outputs[1], rules))
-    return Site(name, graph, "left", experts, k, findings=tuple(findings))
+        finding = Finding(REASONS[refusal.reason], name, str(refusal))
+    return Site(name, model.graph.name or "", "left", None, k, findings=(finding,))
 
 
-def _left_over(
-    model: ir.Model,
-    node: ir.Node,
-    logits: ir.Value,
-    weights: ir.Value,
-    indices: ir.Value,
-    rules: Callable[[str], Iterable[RewriteRule]],
-) -> Iterator[Finding]:
+def _left_over(model: ir.Model, router: Router, rules: Callable[[str], Iterable[RewriteRule]]) -> Iterator[Finding]:
     """Router arithmetic that still stands before or behind the node."""
-    before = producer(through(logits, _MOVES), *_BEFORE)
+    node, weights, indices = router.node, router.weights, router.indices
+    before = producer(through(router.logits, _MOVES), *_BEFORE)
     if before is not None and not _is_linear_bias(before):
         refusals = _refusals(model, node, rules)
         yield _finding("left-over-before", before, refusals, f"{label(before)} stands before the choice", ())

@@ -15,10 +15,15 @@ from ort_moe.rewrites.values import consumers, is_op
 
 def unseed(graph: ir.Graph) -> int:
     """Put back the TopK of every bare FusedRouter seeded in this run; the number put back."""
-    bare = [node for node in graph if is_router(node) and AXIS in node.metadata_props and Router.read(node).is_bare]
+    bare = [node for node in graph if is_router(node) and will_be_put_back(node)]
     for node in bare:
         _put_back(graph, Router.read(node))
     return len(bare)
+
+
+def will_be_put_back(router: ir.Node) -> bool:
+    """Whether `unseed` turns this FusedRouter back into its TopK."""
+    return AXIS in router.metadata_props and Router.read(router).is_bare
 
 
 def forget(graph: ir.Graph) -> None:

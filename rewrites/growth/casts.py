@@ -44,7 +44,7 @@ class SinkCast(RouterRule):
     """f(Cast(w), constants) -> Cast(f(w, constants)).
 
     For a float32 w that comes from a FusedRouter, and f one of the steps after the choice: a score, a sum, a limit, a
-    scale or a quotient, whose other operands are constants or cast from such values, too.
+    scale or a quotient, whose other operands are constants, gathered from constants, or cast from such values, too.
     """
 
     title = "sink-casts"
@@ -72,6 +72,9 @@ class SinkCast(RouterRule):
         for value, operand in zip(node.inputs, self.read(result=result), strict=True):
             if value is not None and operand is not None and not isinstance(operand, ir.Value):
                 operand = float32_initializer(op, f"{value.name}_float32", operand)
+            elif operand is not None and operand.dtype in HALF:
+                operand = op.Cast(operand, to=ir.DataType.FLOAT)
+                operand.dtype, operand.shape = ir.DataType.FLOAT, value.shape if value is not None else None
             inputs.append(operand)
         wide = getattr(op, self.root)(*inputs, **dict(node.attributes))
         wide.dtype, wide.shape = ir.DataType.FLOAT, result.shape
@@ -87,16 +90,19 @@ def _narrowed(value: ir.Value | None) -> ir.Value | None:
 
 
 def _widened(value: ir.Value | None) -> ir.Value | Array | None:
-    """The operand for float32 arithmetic: a value of the graph, or an array to store."""
+    """The operand for float32 arithmetic: a value of the graph, to be cast if need be, or an array to store."""
     if value is None or value.dtype not in HALF:
         return value  # a missing limit, or the axes of a sum
     if (source := _narrowed(value)) is not None:
         _require_weights(source)
         return source
     array = constant(value)
-    if array is None:
-        raise Refusal(f"the operand '{value.name}' is neither constant nor cast from the weights of a FusedRouter")
-    return array.astype("float32")
+    if array is not None:
+        return array.astype("float32")
+    gather = producer(value, "Gather", "GatherND")
+    if gather is not None and constant(gather.inputs[0]) is not None:
+        return value  # one number per chosen expert, from a small constant
+    raise Refusal(f"the operand '{value.name}' is neither constant nor cast from the weights of a FusedRouter")
 
 
 def _require_weights(value: ir.Value, longest: int = _LONGEST_CHAIN) -> None:

@@ -1,0 +1,98 @@
+"""GatherElements(s, indices(FusedRouter(s + bias))) -> weights(FusedRouter(s, bias))."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_stays, block
+
+BIAS = np.random.default_rng(5).standard_normal(EXPERTS).astype(np.float32)
+GATHER = """
+    unused, ids = TopK (keys, k)
+    weights = GatherElements <axis = 1> (scores, ids)"""
+
+
+@pytest.mark.parametrize(
+    ("score", "name"),
+    [("Sigmoid (logits)", "sigmoid"), ("Softmax <axis = -1> (logits)", "softmax")],
+    ids=["sigmoid", "softmax"],
+)
+@pytest.mark.parametrize("line", ["Add (scores, bias)", "Add (bias, scores)"])
+@pytest.mark.parametrize("shape", [(EXPERTS,), (1, EXPERTS)], ids=str)
+def test_bias_for_the_choice(score: str, name: str, line: str, shape: tuple[int, ...]) -> None:
+    build = partial(block, f"scores = {score}\n keys = {line}" + GATHER, {"bias": BIAS.reshape(shape)})
+    expected = {"score": name, "bias_on": "score", "weights_from": "scores"}
+    assert_fuses(build, expected, absorbed=("gather-scores", name))
+
+
+def test_bias_behind_a_cast_and_an_unsqueeze() -> None:
+    text = """
+        scores = Sigmoid (logits)
+        wide = Cast <to = 1> (bias16)
+        row = Unsqueeze (wide, zero)
+        keys = Add (scores, row)"""
+    build = partial(block, text + GATHER, {"bias16": BIAS.astype(np.float16), "zero": np.array([0])})
+    assert_fuses(build, {"score": "sigmoid"}, absorbed=("gather-scores", "sigmoid"))
+
+
+def test_renormalised_and_scaled_in_half_precision() -> None:
+    text = """
+        scores = Sigmoid (logits)
+        keys = Add (scores, bias)
+        unused, ids = TopK <sorted = 0> (keys, k)
+        raw = GatherElements <axis = 1> (scores, ids)
+        wide = Cast <to = 1> (raw)
+        sum = ReduceSum <keepdims = 1> (wide, minus1)
+        total = Cast <to = 10> (sum)
+        divisor = Add (total, eps)
+        shares = Div (raw, divisor)
+        weights = Mul (shares, factor)"""
+    constants = {"bias": BIAS.astype(np.float16), "eps": 1e-3, "factor": 2.5}
+    build = partial(block, text, constants, dtype="float16")
+    expected = {"normalize": 1, "normalize_eps": float(np.float16(1e-3)), "scale": 2.5}
+    assert_fuses(build, expected, absorbed=("gather-scores", "normalize", "scale", "sigmoid"), rtol=3e-3)
+
+
+def test_gather_without_a_bias() -> None:
+    build = partial(block, "scores = Sigmoid (logits)\n keys = Identity (scores)" + GATHER)
+    assert_fuses(build, {"score": "sigmoid"}, absorbed=("gather-scores", "sigmoid"))
+
+
+def test_bias_on_logits_then_softmax_of_the_chosen() -> None:
+    text = """
+        keys = Add (logits, bias)
+        unused, ids = TopK (keys, k)
+        raw = GatherElements <axis = 1> (logits, ids)
+        weights = Softmax <axis = -1> (raw)"""
+    expected = {"score": "softmax", "score_after_topk": 1, "bias_on": "logits"}
+    assert_fuses(partial(block, text, {"bias": BIAS}), expected, absorbed=("gather-scores", "softmax-after-topk"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "constants", "sentence"),
+    [
+        ("keys = Mul (scores, bias)" + GATHER, {"bias": BIAS}, "neither the ranked keys nor those before an Add"),
+        ("keys = Add (logits, bias)" + GATHER, {"bias": BIAS}, "not what the bias was added to"),
+        ("keys = Add (scores, bias)" + GATHER, {"bias": np.float32(1)}, "not a constant of one number per expert"),
+    ],
+    ids=["no add", "other scores", "scalar"],
+)
+def test_refusals(lines: str, constants: dict[str, Any], sentence: str) -> None:
+    build = partial(block, "scores = Sigmoid (logits)\n" + lines, constants)
+    assert_stays(build, status="left", sentence=sentence, reason="left-over-after")
+
+
+def test_refuses_when_the_biased_keys_weigh_too() -> None:
+    text = "scores = Sigmoid (logits)\n keys = Add (scores, bias)\n raw, ids = TopK (keys, k)"
+    text += "\n pure = GatherElements <axis = 1> (scores, ids)\n weights = Mul (raw, pure)"
+    site = assert_stays(partial(block, text, {"bias": BIAS}), status="left", sentence="'raw' is also read by Mul")
+    assert site.attributes is None
+
+
+def test_a_linear_bias_is_no_selection_bias() -> None:
+    text = "biased = Add (logits, bias)\n scores = Softmax <axis = -1> (biased)\n weights, ids = TopK (scores, k)"
+    assert_fuses(partial(block, text, {"bias": BIAS}), {"score": "softmax", "bias_on": "score"}, absorbed=("softmax",))

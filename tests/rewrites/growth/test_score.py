@@ -1,0 +1,85 @@
+"""FusedRouter(f(x)) -> score = f, and casts before the choice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.rewrites.blocks import assert_fuses, assert_stays, block
+
+CHOOSE = "\n weights, ids = TopK (scores, k)"
+SOFTPLUS = "soft = Softplus (logits)\n"
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_softmax_over_the_experts(axis: int) -> None:
+    build = partial(block, f"scores = Softmax <axis = {axis}> (logits)" + CHOOSE)
+    assert_fuses(build, {"score": "softmax", "normalize": 0}, absorbed=("softmax",))
+
+
+def test_sigmoid() -> None:
+    assert_fuses(partial(block, "scores = Sigmoid (logits)" + CHOOSE), {"score": "sigmoid"}, absorbed=("sigmoid",))
+
+
+def test_sqrt_softplus() -> None:
+    build = partial(block, SOFTPLUS + "scores = Sqrt (soft)" + CHOOSE)
+    assert_fuses(build, {"score": "sqrtsoftplus"}, absorbed=("sqrt-softplus",))
+
+
+def test_sqrt_softplus_with_threshold() -> None:
+    text = SOFTPLUS + "big = Greater (logits, top)\n lin = Where (big, logits, soft)\n scores = Sqrt (lin)" + CHOOSE
+    assert_fuses(partial(block, text, {"top": 20.0}), {"score": "sqrtsoftplus"}, absorbed=("sqrt-softplus",))
+
+
+def test_refuses_another_threshold() -> None:
+    text = SOFTPLUS + "big = Greater (logits, top)\n lin = Where (big, logits, soft)\n scores = Sqrt (lin)"
+    text += "\n raw, ids = TopK (scores, k)\n weights = Mul (raw, top)"
+    sentence = "the softplus turns linear above 2.0, expected 20"
+    assert_stays(partial(block, text, {"top": 2.0}), status="partly", sentence=sentence, reason="left-over-before")
+
+
+def test_refuses_softmax_over_tokens() -> None:
+    text = "scores = Softmax <axis = 0> (logits)\n raw, ids = TopK (scores, k)\n weights = Mul (raw, two_f)"
+    sentence = "the softmax does not run over the experts"
+    assert_stays(partial(block, text, {"two_f": 2.0}), status="partly", sentence=sentence)
+
+
+def test_refuses_a_second_score() -> None:
+    text = "inner = Sigmoid (logits)\n scores = Softmax <axis = -1> (inner)" + CHOOSE
+    sentence = "the FusedRouter already has a score or a soft cap"
+    site = assert_stays(partial(block, text), status="partly", sentence=sentence)
+    assert site.absorbed == ("softmax",)
+
+
+def test_logits_may_be_read_elsewhere() -> None:
+    build = partial(block, "scores = Softmax <axis = -1> (logits)" + CHOOSE, outputs=", float[T, 8] logits")
+    assert_fuses(build, {"score": "softmax"}, absorbed=("softmax",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wide = Cast <to = 1> (logits)\n s = Softmax <axis = -1> (wide)\n raw, ids = TopK (s, k)",
+        "s = Softmax <axis = -1> (logits)\n wide = Cast <to = 1> (s)\n raw, ids = TopK (wide, k)",
+        "wide = Cast <to = 1> (logits)\n s = Softmax <axis = -1> (wide)\n t = Cast <to = 10> (s)\n"
+        "raw, ids = TopK (t, k)",
+    ],
+    ids=["before the score", "behind the score", "rounded score"],
+)
+def test_casts_around_the_score(text: str) -> None:
+    build = partial(block, text + "\n weights = Cast <to = 10> (raw)", dtype="float16")
+    assert_fuses(build, {"score": "softmax"}, absorbed=("softmax", "input-cast"), rtol=3e-3)
+
+
+def test_refuses_logits_rounded_before_the_choice() -> None:
+    text = """
+        wide = Cast <to = 1> (logits)
+        scaled = Mul (wide, third)
+        narrow = Cast <to = 10> (scaled)
+        scores = Softmax <axis = -1> (narrow)
+        weights, ids = TopK (scores, k)"""
+    import numpy as np
+
+    build = partial(block, text, {"third": np.float32(1 / 3)}, dtype="float16")
+    assert_stays(build, status="partly", sentence="the logits are rounded to FLOAT16 before the choice", rtol=3e-3)
