@@ -47,7 +47,10 @@ class Explanation(Printable):
 
         if not self.sites:
             return Text("No TopK and nothing else that could route: there is no site to fuse.")
-        return Text("\n").join(_site_text(number, site) for number, site in enumerate(self.sites))
+        graphs = {site.graph for site in self.sites}
+        return Text("\n").join(
+            _site_text(number, site, show_graph=len(graphs) > 1) for number, site in enumerate(self.sites)
+        )
 
 
 def explain(
@@ -118,11 +121,11 @@ def _finite(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _site_text(number: int, site: Site) -> Any:
+def _site_text(number: int, site: Site, *, show_graph: bool) -> Any:
     from rich.text import Text
 
     style = {"whole": "green", "partly": "yellow", "left": "dim"}[site.status]
-    text = Text(f"site {number}: {site.node}" + (f" in {site.graph}" if site.graph else ""), style="bold")
+    text = Text(f"site {number}: {site.node}" + (f" in {site.graph}" if show_graph else ""), style="bold")
     text.append(f"\n  {STATUS_WORDS[site.status]}", style=style)
     if site.experts is not None:
         text.append(f"; {site.experts} experts", style="not bold")

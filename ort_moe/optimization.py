@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,8 @@ from ort_moe.errors import EnvironmentUnfitError, VerificationError
 from ort_moe.ops import DOMAIN
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ort_moe.report import Report
     from ort_moe.verification import Verification
 
@@ -64,16 +67,19 @@ def optimize(
         check_target(output, source=source, external_data=external_data, force=force)
     model = load_model(source)
     before = count_operators(model)
+    fused_before = _fused(model)
     result = rewrite(model, rules=rules, skip=skip)
     report = Report(
         source=os.fspath(source),
         output=None,
         target=target,
+        matched=_fused(model) != fused_before,
         sites=result.sites,
         passes=result.passes,
         operators_before=before,
         operators_after=count_operators(model),
-        already_fused=sum(number for name, number in before.items() if name.startswith(f"{DOMAIN}::")),
+        already_fused=sum(fused_before.values()),
+        warnings=tuple(f"{finding.reason}: {finding.detail}" for finding in result.findings),
     )
     if not report.matched:
         # Canonicalising alone is no improvement: the user gets the very graph that came in.
@@ -91,6 +97,17 @@ def optimize(
             report = replace(report, warnings=(*report.warnings, "not verified: switched off"))
         staged.commit()
     return replace(report, output=os.fspath(output))
+
+
+def _fused(model: ir.Model) -> Counter[str]:
+    """Our nodes by what they compute."""
+    import onnx_ir as ir
+
+    return Counter(
+        repr([(name, node.attributes[name].value) for name in sorted(node.attributes)])
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if node.domain == DOMAIN
+    )
 
 
 def _prove(source: str | os.PathLike[str], optimized: str | os.PathLike[str]) -> Verification:

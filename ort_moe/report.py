@@ -29,6 +29,7 @@ class Report(Printable):
         source: The input.
         output: The output; None where nothing was written.
         target: `cuda` or `cpu`.
+        matched: Whether anything was fused that was not before.
         sites: Every site found, with what became of it.
         passes: The passes in order, with their seconds.
         operators_before: Number of nodes by operator, as `Softmax` or `com.microsoft::MoE`.
@@ -41,6 +42,7 @@ class Report(Printable):
     source: str
     output: str | None
     target: str
+    matched: bool
     sites: tuple[Site, ...]
     passes: tuple[PassRecord, ...]
     operators_before: Mapping[str, int]
@@ -48,16 +50,6 @@ class Report(Printable):
     already_fused: int = 0
     verification: Verification | None = None
     warnings: tuple[str, ...] = ()
-
-    @property
-    def fused(self) -> tuple[Site, ...]:
-        """The sites that were fused, whole or partly."""
-        return tuple(site for site in self.sites if site.status != "left")
-
-    @property
-    def matched(self) -> bool:
-        """Whether anything was fused."""
-        return bool(self.fused)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values.
@@ -100,11 +92,9 @@ class Report(Printable):
 
     def _headline(self) -> str:
         if self.matched:
-            whole = sum(site.status == "whole" for site in self.fused)
-            partly = len(self.fused) - whole
-            return f"{self.source}: {_count(whole, 'router')} fused whole, {partly} partly" + (
-                f", {_count(self.already_fused, 'node')} fused before" if self.already_fused else ""
-            )
+            whole, partly = (sum(site.status == status for site in self.sites) for status in ("whole", "partly"))
+            before = f", {self.already_fused} of them before" if self.already_fused else ""
+            return f"{self.source}: {_count(whole, 'router')} fused whole, {partly} partly{before}"
         if self.already_fused:
             return f"{self.source}: already optimised ({_count(self.already_fused, 'fused node')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"

@@ -67,21 +67,18 @@ class SiteCheck:
     detail: str = ""
 
 
-def find_sites(original: ir.Model, optimized: ir.Model) -> tuple[list[RouterSite], list[SiteCheck]]:
-    """The fused nodes whose values have kept their names, and a skipped check for each of the others."""
+def find_sites(original: ir.Model, optimized: ir.Model) -> list[RouterSite | SiteCheck]:
+    """The fused nodes in graph order; a skipped check in place of those whose values have not kept their names."""
     import onnx_ir as ir
 
     known = {value.name for node in original.graph for value in node.outputs} | {v.name for v in original.graph.inputs}
-    sites, skipped = [], []
+    sites: list[RouterSite | SiteCheck] = []
     for node in ir.traversal.RecursiveGraphIterator(optimized.graph):
         if node.domain != DOMAIN or node.op_type != "FusedRouter":
             continue
         found = _site(node, known, optimized.graph)
-        if isinstance(found, RouterSite):
-            sites.append(found)
-        else:
-            skipped.append(SiteCheck(node.name or "", "skipped", detail=found))
-    return sites, skipped
+        sites.append(SiteCheck(node.name or "", "skipped", detail=found) if isinstance(found, str) else found)
+    return sites
 
 
 def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite | str:
@@ -154,15 +151,22 @@ def compare_routing(
     got: tuple[Any, Any],
     tolerance: Tolerance,
     choose: Callable[[Any], Any],
+    *,
+    same_logits: bool = True,
 ) -> SiteCheck:
     """Compares two routings of the same rows; a `detail` tells what differs.
 
+    A row that chooses other experts is near a tie, and right, where the node makes the other choice of logits that are
+    moved by less than the precision tells apart.
+
     Args:
-        logits: (R, E).
+        logits: (R, E), of the original.
         expected: Weights and indices (R, K).
         got: The same.
         tolerance: What may differ.
-        choose: Indices of given logits, to tell a near tie from a wrong choice.
+        choose: The node: its indices of given logits.
+        same_logits: Whether `got` is what the node makes of `logits`, so that the original's choice is in question;
+            else it is what the node made of logits of its own run, and its choice is.
     """
     import numpy as np
 
@@ -171,8 +175,9 @@ def compare_routing(
     ties = 0
     if other.any():
         # All rows at once: the node's other inputs may have one entry for each.
-        moved = np.sort(choose(favoured(logits, indices, tolerance.tie)), axis=-1)
-        wrong = np.flatnonzero(other & (moved != indices).any(axis=-1))
+        questioned = indices if same_logits else own_indices
+        moved = np.sort(choose(favoured(logits, questioned, tolerance.tie)), axis=-1)
+        wrong = np.flatnonzero(other & (moved != questioned).any(axis=-1))
         if wrong.size:
             row = int(wrong[0])
             return SiteCheck(

@@ -77,7 +77,7 @@ def save(model: onnx.ModelProto, path: Path, *, data: str | None = None) -> Path
     if data is None:
         onnx.save(model, path)
     else:
-        onnx.save(model, path, save_as_external_data=True, location=data, size_threshold=0)
+        onnx.save(model, path, save_as_external_data=True, location=data, size_threshold=256)
     return path
 
 

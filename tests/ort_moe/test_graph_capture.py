@@ -1,0 +1,70 @@
+"""What is said to be in the way of a CUDA graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+import models.fixtures
+from ort_moe.graph_capture import capture_blockers
+from ort_moe.model_io import load_model
+
+
+def _blockers(*nodes: NodeProto) -> list[tuple[str, str]]:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in (("zero", 0), ("one", 1))],
+    )
+    model = ir.from_proto(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]))
+    return [(blocker.node, blocker.why) for blocker in capture_blockers(model.graph)]
+
+
+def test_shapes_are_no_data() -> None:
+    assert not _blockers(
+        helper.make_node("Shape", ["x"], ["shape"], "shape"),
+        helper.make_node("Gather", ["shape", "zero"], ["n"], "size"),
+        helper.make_node("Range", ["zero", "n", "one"], ["range"], "range"),
+        helper.make_node("Expand", ["x", "shape"], ["y"], "expand"),
+    )
+
+
+def test_sizes_from_data() -> None:
+    why = "the size of its output depends on data"
+    assert _blockers(
+        helper.make_node("ReduceMax", ["ids"], ["most"], "most", keepdims=0),
+        helper.make_node("Add", ["most", "one"], ["end"], "end"),
+        helper.make_node("Range", ["zero", "end", "one"], ["range"], "range"),
+        helper.make_node("NonZero", ["ids"], ["where"], "where"),
+        helper.make_node("Split", ["x", "ids"], ["y"], "split", axis=0),
+    ) == [("range", why), ("where", why), ("split", why)]
+
+
+def test_control_flow_and_its_inside() -> None:
+    inside = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["z"], "inner")],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("z", TensorProto.INT64, None)],
+    )
+    nodes = [
+        helper.make_node("Cast", ["one"], ["condition"], "cast", to=TensorProto.BOOL),
+        helper.make_node("If", ["condition"], ["y"], "if", then_branch=inside, else_branch=inside),
+        helper.make_node("Det", ["x"], ["d"], "det"),
+    ]
+    found = _blockers(*nodes)
+    assert ("if", "control flow") in found
+    assert ("inner", "the size of its output depends on data") in found
+    assert ("det", "no CUDA kernel") in found
+
+
+def test_batched_exports_can_be_captured() -> None:
+    for fixture in models.fixtures.all():
+        if fixture.kind == "block" and fixture.exporter == "dynamo":
+            assert not list(capture_blockers(load_model(fixture.path).graph)), fixture.name

@@ -1,0 +1,99 @@
+"""The MoE view of a model, and what changed between two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models.fixtures
+from ort_moe.inspection import Changes, inspect
+from ort_moe.optimization import optimize
+from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, original, save
+
+
+def test_tiny_block(tmp_path: Path) -> None:
+    inspection = inspect(save(original(np.float16), tmp_path / "model.onnx"))
+    (layer,) = inspection.layers
+    assert (layer.kind, layer.experts, layer.k, layer.router) == ("router", EXPERTS, CHOSEN, "softmax, top 2")
+    assert [str(weight) for weight in layer.weights] == [f"float16 {EXPERTS}x{HIDDEN}x{HIDDEN}"]
+    assert layer.bytes_per_token == inspection.bytes_per_token == CHOSEN * HIDDEN * HIDDEN * 2
+    assert inspection.blockers == ()
+    assert inspection.operators["TopK"] == 1
+
+
+@pytest.mark.parametrize("name", ["mixtral_causal_lm_dynamo_fp32", "deepseek_v3_block_dynamo_fp16"])
+def test_fixture(name: str) -> None:
+    fixture = models.fixtures.get(name)
+    inspection = inspect(fixture.path)
+    assert [(layer.experts, layer.k) for layer in inspection.layers] == [(fixture.experts, fixture.k)] * fixture.layers
+    assert all(len(layer.weights) == 2 for layer in inspection.layers)
+    text = str(inspection)
+    assert f"{fixture.layers} MoE layers" in text
+    document = inspection.to_dict()
+    assert json.loads(json.dumps(document)) is not None
+    assert set(document) == {
+        *("model", "weight_bytes", "expert_bytes_per_token", "operators", "layers", "cuda_graph_blockers"),
+    }
+
+
+def test_contrib_nodes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w1": (4, 8, 16), "w2": (4, 8, 8)}
+    node = helper.make_node(
+        "MoE", ["x", "logits", "w1", "", "w2"], ["y"], "moe", domain="com.microsoft", k=2, normalize_routing_weights=1
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8]),
+            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 4]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(rng.random(shape, np.float32), name) for name, shape in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    path = save(helper.make_model(graph, ir_version=10, opset_imports=opsets), tmp_path / "model.onnx")
+    (layer,) = inspect(path).layers
+    assert (layer.node, layer.kind, layer.experts, layer.k) == ("moe", "contrib MoE", 4, 2)
+    assert layer.router == "softmax, top 2, normalised"
+    assert layer.bytes_per_token == 2 * (8 * 16 + 8 * 8) * 4
+
+
+def test_blockers_are_named(tmp_path: Path) -> None:
+    model = original()
+    model.graph.node.append(helper.make_node("NonZero", ["output"], ["where"], "find_nonzero"))
+    model.graph.output.append(helper.make_tensor_value_info("where", TensorProto.INT64, None))
+    inspection = inspect(save(model, tmp_path / "model.onnx"))
+    assert [blocker.node for blocker in inspection.blockers] == ["find_nonzero"]
+    assert "NonZero (the size of its output depends on data): find_nonzero" in str(inspection)
+
+
+def test_inspection_writes_nothing(tmp_path: Path) -> None:
+    path = save(original(), tmp_path / "model.onnx")
+    before = path.read_bytes()
+    inspect(path)
+    assert path.read_bytes() == before
+    assert onnx.load(path).graph.node[2].op_type == "TopK"
+
+
+def test_changes(tmp_path: Path) -> None:
+    path = save(original(), tmp_path / "model.onnx")
+    optimize(path, tmp_path / "out.onnx", verify=False)
+    changes = Changes(inspect(path), inspect(tmp_path / "out.onnx"))
+    assert changes.operators["ort_moe::FusedRouter"] == (0, 1)
+    assert changes.operators["TopK"] == (1, 0)
+    ((number, before, after),) = changes.layers
+    assert number == 0
+    assert before is not None
+    assert after is not None
+    assert (before.kind, after.kind) == ("router", "fused router")
+    assert (before.router, before.weights) == (after.router, after.weights)
+    assert "router: 16 experts; softmax, top 2" in " ".join(str(changes).split())
+    assert set(changes.to_dict()) == {"before", "after", "operators", "layers"}
+    assert "the same nodes" in str(Changes(inspect(path), inspect(path)))

@@ -1,0 +1,206 @@
+"""optimize: fuses, proves, and puts in place only what is proved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import models.fixtures
+import ort_moe
+from ort_moe.errors import ModelError, OutputError, VerificationError
+from ort_moe.ops import DOMAIN
+from ort_moe.optimization import optimize
+from ort_moe.site_check import SiteCheck
+from ort_moe.verification import Verification
+from tests.ort_moe.tiny_models import original, save
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    return save(original(), folder / "model.onnx", data="weights.bin")
+
+
+def _fused_nodes(path: Path) -> list[onnx.NodeProto]:
+    return [node for node in onnx.load(path, load_external_data=False).graph.node if node.domain == DOMAIN]
+
+
+def _classifier(path: Path) -> Path:
+    """A model whose TopK is no router: the best classes."""
+    model = original()
+    del model.graph.node[3:]
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, None))
+    return save(model, path)
+
+
+def test_the_public_name_is_the_function() -> None:
+    assert ort_moe.optimize is optimize
+
+
+@pytest.mark.parametrize("name", ["mixtral_causal_lm_dynamo_fp32", "deepseek_v3_block_dynamo_fp16"])
+def test_fixture_runs_without_our_library(tmp_path: Path, name: str) -> None:
+    fixture = models.fixtures.get(name)
+    output = tmp_path / "out.onnx"
+    report = optimize(fixture.path, output)
+    assert report.matched
+    assert report.output == str(output)
+    assert report.verification is not None
+    assert report.verification.passed
+    assert len(_fused_nodes(output)) == fixture.layers
+    feeds = fixture.sample_inputs()
+    expected, got = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in (fixture.path, output))
+    assert np.abs(got - expected).max() <= (1e-2 if fixture.precision == "fp16" else 1e-5) * np.abs(expected).max()
+
+
+def test_output_is_complete_in_another_folder(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "model.onnx"
+    output.parent.mkdir()
+    optimize(source, output)
+    for file in source.parent.iterdir():
+        file.unlink()
+    onnxruntime.InferenceSession(output)
+    assert sorted(p.name for p in output.parent.iterdir()) == ["model.onnx", "weights.bin"]
+
+
+def test_second_run_changes_nothing(source: Path) -> None:
+    once, twice = source.with_name("once.onnx"), source.with_name("twice.onnx")
+    optimize(source, once)
+    report = optimize(once, twice)
+    assert once.read_bytes() == twice.read_bytes()
+    assert not report.matched
+    assert report.verification is None
+    assert "already optimised (1 fused node), nothing changed" in " ".join(str(report).split())
+
+
+def test_no_match_writes_the_input(tmp_path: Path) -> None:
+    path, output = _classifier(tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    report = optimize(path, output)
+    assert not report.matched
+    assert "nothing matched, nothing changed" in " ".join(str(report).split())
+    assert [node.op_type for node in onnx.load(output).graph.node] == ["MatMul", "Softmax", "TopK"]
+
+
+def test_required_match_writes_nothing(tmp_path: Path) -> None:
+    report = optimize(_classifier(tmp_path / "model.onnx"), tmp_path / "out.onnx", require_match=True)
+    assert report.output is None
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert str(report).splitlines()[-1] == "nothing written"
+
+
+def test_dry_run_writes_nothing(source: Path) -> None:
+    before = sorted(source.parent.iterdir())
+    report = optimize(source)
+    assert report.matched
+    assert report.output is None
+    assert sorted(source.parent.iterdir()) == before
+
+
+def test_failed_verification_puts_nothing_in_place(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = SiteCheck("router", "failed", detail="weights differ")
+    seen: list[Path] = []
+
+    def failing(reference: Any, optimized: Any, **_: Any) -> Verification:
+        seen.append(Path(optimized))
+        assert seen[0].exists()
+        return Verification(str(reference), str(optimized), (site,), (), 1e-4)
+
+    monkeypatch.setattr("ort_moe.verification.verify", failing)
+    output = source.with_name("out.onnx")
+    output.write_bytes(b"the model of yesterday")
+    with pytest.raises(
+        VerificationError, match=r"nothing was put in place: the first router .* weights differ"
+    ) as caught:
+        optimize(source, output)
+    assert caught.value.verification is not None
+    assert output.read_bytes() == b"the model of yesterday"
+    assert not seen[0].exists()
+    assert sorted(p.name for p in source.parent.iterdir()) == ["model.onnx", "out.onnx", "weights.bin"]
+
+
+def test_interrupt_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ort_moe.verification.verify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(source, source.with_name("out.onnx"), external_data="out.data")
+    assert sorted(p.name for p in source.parent.iterdir()) == ["model.onnx", "weights.bin"]
+
+
+def test_without_a_runtime_the_output_is_not_verified(source: Path, no_onnxruntime: None) -> None:
+    output = source.with_name("out.onnx")
+    report = optimize(source, output)
+    assert _fused_nodes(output)
+    assert report.verification is None
+    assert report.warnings == ("not verified: no ONNX Runtime is installed: install ort-moe[cpu] or ort-moe[gpu]",)
+    assert "warning: not verified" in str(report)
+
+
+def test_with_an_old_runtime_the_output_is_not_verified(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.26.0")
+    report = optimize(source, source.with_name("out.onnx"))
+    assert "not verified: ONNX Runtime 1.26.0 is too old: 1.27 or newer is needed" in report.warnings[0]
+
+
+def test_verification_can_be_switched_off(source: Path) -> None:
+    report = optimize(source, source.with_name("out.onnx"), verify=False)
+    assert report.verification is None
+    assert report.warnings == ("not verified: switched off",)
+
+
+def test_input_in_place_needs_force(source: Path) -> None:
+    with pytest.raises(OutputError, match="it is the input"):
+        optimize(source, source)
+    assert not _fused_nodes(source)
+    optimize(source, source, force=True)
+    assert _fused_nodes(source)
+
+
+def test_rules_and_skip(source: Path) -> None:
+    assert not optimize(source, skip=("seed-topk",)).matched
+    with pytest.raises(ValueError, match="no-such-rule"):
+        optimize(source, rules=("no-such-rule",))
+
+
+def test_unknown_target(source: Path) -> None:
+    with pytest.raises(ValueError, match="target 'tpu' is unknown; the targets are cuda and cpu"):
+        optimize(source, target="tpu")  # type: ignore[arg-type]
+
+
+def test_old_opset_is_told(tmp_path: Path) -> None:
+    model = original()
+    model.opset_import[0].version = 11
+    with pytest.raises(ModelError, match="11"):
+        optimize(save(model, tmp_path / "model.onnx"))
+
+
+def test_report_is_json_of_the_documented_keys(source: Path) -> None:
+    document = optimize(source, source.with_name("out.onnx")).to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert set(document) == {
+        *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
+        *("verification", "warnings"),
+    }
+    assert document["schema"] == 1
+    assert document["operators"]["TopK"] == {"before": 1, "after": 0}
+    assert document["operators"]["ort_moe::FusedRouter"] == {"before": 0, "after": 1}
+    assert document["sites"][0]["status"] == "whole"
+    assert document["sites"][0]["attributes"]["group_fill"] == "-inf"
+    assert all(set(record) == {"name", "applied", "seconds"} for record in document["passes"])
+    assert document["verification"]["passed"] is True
+
+
+def test_report_prints_operators_and_passes(source: Path) -> None:
+    text = str(optimize(source, source.with_name("out.onnx")))
+    assert "1 router fused whole, 0 partly" in text
+    assert "ort_moe::FusedRouter" in text
+    assert "all passes" in text
+    assert text.splitlines()[-1].startswith("written: ")

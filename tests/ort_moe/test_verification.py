@@ -1,0 +1,185 @@
+"""Verification passes what is right, and names what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models.fixtures
+from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.sample_inputs import Shape
+from ort_moe.verification import MOST_DRAWS, Verification, verify
+from tests.ort_moe.tiny_models import EXPERTS, HIDDEN, SITE, fused, original, save
+
+
+def _verify(tmp_path: Path, wrong: str | None = None, dtype: Any = np.float32, **options: Any) -> Verification:
+    reference = save(original(dtype, **options), tmp_path / "reference.onnx")
+    return verify(reference, save(fused(dtype, wrong=wrong, **options), tmp_path / "optimized.onnx"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_passes_the_right_model(tmp_path: Path, dtype: Any) -> None:
+    verification = _verify(tmp_path, dtype=dtype)
+    assert verification.failure is None
+    (site,) = verification.sites
+    assert (site.node, site.status, site.rows) == (SITE, "passed", 1 + 3 + 64)  # tokens is no batch: 1, 3, 64
+    assert [(s.shape, s.status) for s in verification.shapes] == [
+        (Shape(1, 1), "passed"),
+        (Shape(2, 3), "passed"),
+        (Shape(1, 64), "passed"),
+    ]
+    assert str(verification).splitlines()[-1] == "PASSED"
+
+
+def test_names_the_router_with_wrong_weights(tmp_path: Path) -> None:
+    verification = _verify(tmp_path, "weights")
+    assert verification.failure is not None
+    assert verification.failure.startswith(f"the first router that differs is {SITE}: ")
+    assert "weights differ by 5.0e-01 of the largest (allowed 5e-06)" in verification.failure
+    assert verification.shapes == ()
+    assert "FAILED: the first router that differs is router" in str(verification)
+
+
+def test_finds_wrong_experts_behind_renamed_logits(tmp_path: Path) -> None:
+    verification = _verify(tmp_path, "choice")
+    assert not verification.passed
+    (site,) = verification.sites
+    assert (site.status, site.detail) == ("skipped", "its logits 'negated' are not a value of the original")
+    assert "0 of 1 routers could be looked at" in str(verification.failure)
+
+
+def test_tells_a_difference_behind_the_routers(tmp_path: Path) -> None:
+    verification = _verify(tmp_path, "elsewhere")
+    assert "output 'output' differs by 1.0e+00" in str(verification.failure)
+    assert "every router agrees, so the difference arises elsewhere" in str(verification.failure)
+
+
+def test_names_the_router_where_other_logits_lead_elsewhere(tmp_path: Path) -> None:
+    """The node is right, but what comes before it is not."""
+    reference = save(original(), tmp_path / "reference.onnx")
+    other = np.random.default_rng(3).standard_normal((HIDDEN, EXPERTS))
+    verification = verify(reference, save(fused(router=other), tmp_path / "optimized.onnx"))
+    assert verification.sites[0].status == "passed"
+    assert f"the first router that differs is {SITE}: row 0 chooses experts [" in str(verification.failure)
+
+
+def test_a_flaw_before_the_second_layer_of_a_real_model(tmp_path: Path) -> None:
+    from ort_moe.optimization import optimize
+
+    fixture = models.fixtures.get("mixtral_causal_lm_dynamo_fp32")
+    path = tmp_path / "optimized.onnx"
+    optimize(fixture.path, path, verify=False)
+    model = onnx.load(path)
+    routers = [node for node in model.graph.node if node.op_type == "FusedRouter"]
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1.25]), "flaw"))
+    flawed = helper.make_node("Mul", [routers[1].input[0], "flaw"], ["flawed_logits"], "flaw")
+    position = list(model.graph.node).index(routers[1])
+    routers[1].input[0] = "flawed_logits"
+    model.graph.node.insert(position, flawed)
+    onnx.save(model, path)
+    verification = verify(fixture.path, path)
+    assert [site.status for site in verification.sites] == ["passed", "skipped"]
+    assert "1 of 2 routers could be looked at and agree" in str(verification.failure)
+
+
+def test_near_tie_is_no_failure_at_the_site(tmp_path: Path) -> None:
+    """Two experts with equal logits up to one rounding: either choice is right."""
+    reference = np.zeros((HIDDEN, EXPERTS))
+    reference[:, :3] = np.random.default_rng(1).standard_normal((HIDDEN, 1))  # always tied, unless all are negative
+    tilted = reference.copy()
+    tilted[:, 2] *= 1 + 1e-7
+    first = save(original(router=reference), tmp_path / "reference.onnx")
+    second = save(fused(router=tilted), tmp_path / "optimized.onnx")
+    verification = verify(first, second)
+    # The site sees the original's logits and agrees; end to end every draw has a tie, so nothing is proved.
+    assert verification.sites[0].status == "passed"
+    assert all(shape.status != "failed" for shape in verification.shapes)
+    prompt = verification.shapes[-1]
+    assert (prompt.status, prompt.redraws) == ("skipped", MOST_DRAWS - 1)
+    assert prompt.detail.startswith(f"each of {MOST_DRAWS} random inputs had a near tie")
+
+
+def test_other_bits_in_the_second_run_fail(tmp_path: Path) -> None:
+    model = fused()
+    model.graph.node[-1].output[0] = "steady"
+    model.graph.node.append(helper.make_node("RandomNormalLike", ["steady"], ["noise"], "noise", scale=1e-9))
+    model.graph.node.append(helper.make_node("Add", ["steady", "noise"], ["output"], "add"))
+    reference = save(original(), tmp_path / "reference.onnx")
+    verification = verify(reference, save(model, tmp_path / "optimized.onnx"))
+    assert "output 'output' has other bits when the same inputs run again" in str(verification.failure)
+
+
+def test_fixed_shape_is_run_once(tmp_path: Path) -> None:
+    verification = _verify(tmp_path, tokens=4)
+    assert verification.passed
+    assert len(verification.shapes) == 1
+
+
+def test_bfloat16_is_widened(tmp_path: Path) -> None:
+    def narrowed(model: onnx.ModelProto, data: str) -> Path:
+        """Weights in bfloat16 in an external file, cast up where they are used."""
+        for tensor in model.graph.initializer:
+            if tensor.name in ("router_matrix", "expert_matrices"):
+                array = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.BFLOAT16, array.shape, array.ravel()))
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
+                    attribute.i = TensorProto.BFLOAT16
+        return save(model, tmp_path / f"{data}.onnx", data=f"{data}.bin")
+
+    verification = verify(narrowed(original(), "reference"), narrowed(fused(), "optimized"))
+    assert verification.passed
+    assert verification.sites[0].status == "passed"
+    assert any("bfloat16 widened" in note for note in verification.notes)
+
+
+def test_model_without_fused_nodes(tmp_path: Path) -> None:
+    path = save(original(), tmp_path / "model.onnx")
+    verification = verify(path, path)
+    assert verification.passed
+    assert verification.sites == ()
+
+
+def test_refuses_models_of_other_outputs(tmp_path: Path) -> None:
+    model = fused()
+    model.graph.output[0].name = "weights"
+    with pytest.raises(ModelError, match=r"outputs are \['output'\], the other's \['weights'\]"):
+        verify(save(original(), tmp_path / "a.onnx"), save(model, tmp_path / "b.onnx"))
+
+
+def test_says_what_cannot_be_loaded(tmp_path: Path) -> None:
+    model = original()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    path = save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"ONNX Runtime cannot load .*model\.onnx: .*NoSuchOperator"):
+        verify(path, path)
+
+
+def test_needs_a_runtime(tmp_path: Path, no_onnxruntime: None) -> None:
+    path = save(original(), tmp_path / "model.onnx")
+    with pytest.raises(EnvironmentUnfitError, match="no ONNX Runtime is installed"):
+        verify(path, path)
+
+
+def test_without_the_library_function_bodies_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ort_moe.verification.library_is_there", lambda: False)
+    verification = _verify(tmp_path)
+    assert verification.passed
+    assert any("our library is not there" in note for note in verification.notes)
+    assert not _verify(tmp_path, "weights").passed
+
+
+def test_document_is_json(tmp_path: Path) -> None:
+    document = _verify(tmp_path, "choice").to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert set(document) == {"passed", "failure", "reference", "optimized", "tolerance", "notes", "sites", "shapes"}
+    assert document["passed"] is False
