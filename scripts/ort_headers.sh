@@ -9,18 +9,19 @@
 #              (Debian: trixie).
 set -euo pipefail
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-folder="${1:-$root/build/ort-headers}"
-mkdir -p "$(dirname "$folder")"
-work="$(mktemp -d "$(dirname "$folder")/.ort-headers.XXXXXX")"
-trap 'rm -rf "$work"' EXIT
-
 fail() {
   echo "ort_headers.sh: $*" >&2
   exit 1
 }
 
-# Unpacks the headers of a release archive into $work/headers.
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+folder="${1:-$root/build/ort-headers}"
+if [[ -e "$folder" && ! -f "$folder/onnxruntime_c_api.h" ]]; then fail "$folder is there and holds something else"; fi
+mkdir -p "$(dirname "$folder")"
+work="$(mktemp -d "$(dirname "$folder")/.ort-headers.XXXXXX")"
+trap 'rm -rf "$work"' EXIT
+
+# Unpacks a release archive into $work/unpacked.
 from_archive() {
   local archive="$ORT_ARCHIVE"
   if [[ "$archive" == *://* ]]; then
@@ -32,15 +33,10 @@ from_archive() {
     fi
   fi
   [[ -f "$archive" ]] || fail "ORT_ARCHIVE names no file: $archive"
-  mkdir "$work/unpacked"
   tar --extract --file "$archive" --directory "$work/unpacked"
-  local found
-  found="$(find "$work/unpacked" -name onnxruntime_c_api.h -print -quit)"
-  [[ -n "$found" ]] || fail "no onnxruntime_c_api.h in $ORT_ARCHIVE"
-  mv "$(dirname "$found")" "$work/headers"
 }
 
-# Unpacks libonnxruntime-dev of the configured releases, or of ORT_SUITE, into $work/headers.
+# Unpacks libonnxruntime-dev of the configured releases, or of ORT_SUITE, into $work/unpacked.
 from_package() {
   command -v apt-get >/dev/null || fail "no apt-get here: set ORT_ARCHIVE to ONNX Runtime's release archive (.tgz)"
   local options=()
@@ -54,7 +50,7 @@ from_package() {
       ubuntu) component=universe suite="${ORT_SUITE:-}" keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg ;;
       *) fail "$id has no libonnxruntime-dev: set ORT_ARCHIVE to ONNX Runtime's release archive (.tgz)" ;;
     esac
-    [[ -n "$suite" ]] || fail "$id $codename has no libonnxruntime-dev: set ORT_SUITE to a release that has it, or ORT_ARCHIVE"
+    [[ -n "$suite" ]] || fail "$id $codename lacks libonnxruntime-dev: set ORT_SUITE to one that has it, or ORT_ARCHIVE"
     archive="$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Component: $component" \
       "Release: $codename" | head -n 1)"
     [[ -n "$archive" ]] || fail "no package archive of $id $codename is configured: set ORT_ARCHIVE"
@@ -68,14 +64,16 @@ from_package() {
     )
     apt-get "${options[@]}" --quiet=2 update
   fi
-  (cd "$work" && apt-get ${options[@]+"${options[@]}"} --quiet=2 download libonnxruntime-dev)
+  (cd "$work" && apt-get ${options[@]+"${options[@]}"} --quiet=2 download libonnxruntime-dev) ||
+    fail "the package archive has no libonnxruntime-dev: set ORT_SUITE to a release with it, or ORT_ARCHIVE"
   dpkg -x "$work"/libonnxruntime-dev_*.deb "$work/unpacked"
-  mv "$work/unpacked/usr/include/onnxruntime" "$work/headers"
 }
 
+mkdir "$work/unpacked"
 if [[ -n "${ORT_ARCHIVE:-}" ]]; then from_archive; else from_package; fi
-found="$(find "$work/headers" -name onnxruntime_c_api.h -print -quit)"
-[[ -n "$found" ]] || fail "the package holds no onnxruntime_c_api.h"
+header="$(find "$work/unpacked" -name onnxruntime_c_api.h -print -quit)"
+[[ -n "$header" ]] || fail "there is no onnxruntime_c_api.h in ${ORT_ARCHIVE:-libonnxruntime-dev}"
 rm -rf "$folder"
-mv "$work/headers" "$folder"
-echo "ONNX Runtime C API $(sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$folder${found#"$work/headers"}") in $folder"
+mv "$(dirname "$header")" "$folder"
+version="$(sed -n 's/^#define ORT_API_VERSION \([0-9]*\).*/\1/p' "$folder/onnxruntime_c_api.h")"
+echo "ONNX Runtime C API $version in $folder"
