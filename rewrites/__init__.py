@@ -76,7 +76,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     engine = Engine(chosen)
     records.extend(engine.run(model))
 
-    sites = collect_sites(model, engine.by_root)
+    sites = collect_sites(model, engine.by_root, engine.seeding)
     start = time.perf_counter()
     put_back = unseed(model.graph)
     if put_back:

@@ -24,7 +24,7 @@ from ort_moe.rewrites.growth import (
     SCORE_RULES,
     SOFTCAP_RULES,
 )
-from ort_moe.rewrites.rule import RouterRule, RuleInfo
+from ort_moe.rewrites.rule import RefusalLog, RouterRule, RuleInfo
 from ort_moe.rewrites.seeds import GROUP_MASK_RULES, PLAIN_TOPK_RULES
 
 _SEEDS = {"seed group masks": GROUP_MASK_RULES, "seed routers": PLAIN_TOPK_RULES}
@@ -83,18 +83,23 @@ def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[st
 
 
 class Engine:
-    """The chosen rules, compiled, for one run over one model."""
+    """The chosen rules, compiled, for one run over one model.
+
+    Attributes:
+        seeding: What the seeds refused in the run.
+    """
 
     def __init__(self, chosen: Collection[str]) -> None:
         self._chosen = chosen
         self._records: dict[str, PassRecord] = {}
+        self.seeding = RefusalLog()
         self._seeds = self._compile(_SEEDS)
         self._after = self._compile(_AFTER_CHOICE)
         self._before = self._compile(_BEFORE_CHOICE)
 
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
         """Seed and grow every router of the main graph, in place; records in the order of the first application."""
-        self._apply(model, self._seeds)
+        self._apply(model, self._seeds, self.seeding)
         for _ in range(_MOST_ROUNDS):
             while self._apply(model, self._after):
                 pass
@@ -116,12 +121,14 @@ class Engine:
                     compiled[name].setdefault(rule.root, []).extend(rule.compiled())
         return compiled
 
-    def _apply(self, model: ir.Model, sets: Mapping[str, Mapping[str, list[RewriteRule]]]) -> int:
+    def _apply(
+        self, model: ir.Model, sets: Mapping[str, Mapping[str, list[RewriteRule]]], log: RefusalLog | None = None
+    ) -> int:
         """Apply each set once, with a clean-up after each that changed something; the number of rewrites."""
         total = 0
         for name, by_root in sets.items():
             start = time.perf_counter()
-            applied = _sweep(model, by_root)
+            applied = _sweep(model, by_root, log)
             if applied:
                 clean_up(model)
             old = self._records.get(name, PassRecord(name, 0, 0.0))
@@ -131,12 +138,12 @@ class Engine:
         return total
 
 
-def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]]) -> int:
+def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: RefusalLog | None) -> int:
     """Offer each node of the main graph to the rules that end in its type; the first that holds is applied."""
     applied = 0
     for node in model.graph:
         for rule in by_root.get(node.op_type, ()):
-            replacement = rule.try_rewrite(model, model.graph, node)
+            replacement = rule.try_rewrite(model, model.graph, node, tracer=log)
             if replacement is None:
                 continue
             for initializer in replacement.new_initializers:

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import onnx_ir as ir
-from onnxscript.rewriter import MatchContext, MatchResult, RewriteRule, RewriteRuleClassBase
+from onnxscript.rewriter import (
+    MatchContext,
+    MatchingTracer,
+    MatchResult,
+    MatchStatus,
+    RewriteRule,
+    RewriteRuleClassBase,
+)
 
 from ort_moe.ops import DOMAIN
 from ort_moe.rewrites.values import consumers, label
+
+_QUIET = "sink-casts"
+"""Rules that are tried on nodes of any kind, so that their refusals tell the user nothing."""
 
 
 class Refusal(Exception):
@@ -87,6 +97,24 @@ class RouterRule(RewriteRuleClassBase, abc.ABC):
         """The rule's row in the table."""
         identity, _, doc = (inspect.getdoc(cls) or "").partition("\n")
         return RuleInfo(cls.title, identity.strip().rstrip("."), " ".join(doc.split()))
+
+
+class RefusalLog(MatchingTracer):
+    """Keeps the sentences of rules whose pattern matched and whose reading refused, by the node the match ended in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sentences: dict[str | None, list[str]] = {}
+
+    def log(self, rule: Any, container: Any, node: Any, match_result: Any, status: MatchStatus) -> None:
+        """Called by the rewriter for every attempt."""
+        del container
+        if status == MatchStatus.CONDITION_FAILED and not rule.name.startswith(_QUIET):
+            self._sentences.setdefault(node.name, []).append(f"{rule.name}: {match_result.reason}")
+
+    def sentences(self, node: ir.Node) -> list[str]:
+        """What was refused at the node of this name."""
+        return self._sentences.get(node.name, [])
 
 
 def router(op: Any, logits: Any) -> tuple[Any, Any]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import onnx_ir as ir
-from onnxscript.rewriter import MatchingTracer, MatchStatus, RewriteRule
+from onnxscript.rewriter import RewriteRule
 
 from ort_moe.ops import DOMAIN, AttributeValue
 from ort_moe.reasons import REASONS, Reason
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
-from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.rule import Refusal, RefusalLog
 from ort_moe.rewrites.unseed import will_be_put_back
 from ort_moe.rewrites.values import RESHAPING, constant, consumers, integers, is_op, label, producer, through
 
@@ -32,7 +32,6 @@ _AFTER = (
     "Clip", "Min", "Max", "Pow", "Where", "Add", "Mul", "ScatterElements",
 )  # fmt: skip
 _MOVES = RESHAPING | {"Cast", "Transpose"}
-_QUIET_RULES = frozenset({"sink-casts"})
 
 
 @dataclass(frozen=True)
@@ -77,27 +76,32 @@ class Site:
     findings: tuple[Finding, ...] = ()
 
 
-def collect_sites(model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]]) -> tuple[Site, ...]:
+def collect_sites(
+    model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
+) -> tuple[Site, ...]:
     """Every site of the model, those of the main graph first, in the graph's order.
 
     Args:
         model: After the fixed point, before routers that did not grow are put back.
         rules: Which rules a node type may end; asked for what they refused.
+        seeding: What the seeds refused, by the node they ended in, whose name a FusedRouter keeps.
     """
     graph, sites = model.graph, []
     for node in graph:
         if is_router(node):
-            sites.append(_router_site(model, node, rules))
+            sites.append(_router_site(model, node, rules, seeding))
         elif is_op(node, "TopK"):
             sites.append(_topk_site(model, node))
     sites.extend(_elsewhere(model))
     return tuple(sites)
 
 
-def _router_site(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> Site:
+def _router_site(
+    model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
+) -> Site:
     router = Router.read(node)
     name, graph = node.name or "", model.graph.name or ""
-    findings = tuple(_left_over(model, router, rules))
+    findings = tuple(_left_over(model, router, rules, seeding))
     if will_be_put_back(node):
         alone = Finding(REASONS["router-did-not-grow"], name, "no rule absorbed anything next to this router")
         return Site(name, graph, "left", router.experts, router.k, findings=(alone, *findings))
@@ -117,12 +121,14 @@ def _topk_site(model: ir.Model, node: ir.Node) -> Site:
     return Site(name, model.graph.name or "", "left", None, k, findings=(finding,))
 
 
-def _left_over(model: ir.Model, router: Router, rules: Callable[[str], Iterable[RewriteRule]]) -> Iterator[Finding]:
+def _left_over(
+    model: ir.Model, router: Router, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
+) -> Iterator[Finding]:
     """Router arithmetic that still stands before or behind the node."""
     node, weights, indices = router.node, router.weights, router.indices
     before = producer(through(router.logits, _MOVES), *_BEFORE)
     if before is not None and not _is_linear_bias(before):
-        refusals = _refusals(model, node, rules)
+        refusals = [*seeding.sentences(node), *_refusals(model, node, rules)]
         yield _finding("left-over-before", before, refusals, f"{label(before)} stands before the choice", ())
     users = [user for value in _cast_copies(weights) for user in consumers(value)]
     arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
@@ -172,25 +178,12 @@ def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bo
     return gather is None or through(gather.inputs[-1] or indices, _MOVES) is not indices
 
 
-class _Refusals(MatchingTracer):
-    """Collects the sentences of rules whose pattern matched and whose check failed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sentences: list[str] = []
-
-    def log(self, rule: Any, container: Any, node: Any, match_result: Any, status: MatchStatus) -> None:
-        del container, node
-        if status == MatchStatus.CONDITION_FAILED and rule.name not in _QUIET_RULES:
-            self.sentences.append(f"{rule.name}: {match_result.reason}")
-
-
 def _refusals(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[str]:
     """What the rules that end in this node say against it."""
-    collected = _Refusals()
+    collected = RefusalLog()
     for rule in rules(node.op_type):
         rule.match(model, model.graph, node, check_nodes_are_removable=False, tracer=collected)
-    return collected.sentences
+    return collected.sentences(node)
 
 
 def _elsewhere(model: ir.Model) -> Iterator[Site]:
