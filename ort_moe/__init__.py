@@ -14,10 +14,14 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing typing for it would cost more than the rest of this file
 if TYPE_CHECKING:
+    from ort_moe.doctor import diagnose
     from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
+    from ort_moe.explanation import explain
+    from ort_moe.inspection import inspect
     from ort_moe.library import library_path, register
     from ort_moe.optimization import optimize
     from ort_moe.session import session
+    from ort_moe.verification import verify
 
 __all__ = [
     "EnvironmentUnfitError",
@@ -25,10 +29,14 @@ __all__ = [
     "OrtMoeError",
     "OutputError",
     "VerificationError",
+    "diagnose",
+    "explain",
+    "inspect",
     "library_path",
     "optimize",
     "register",
     "session",
+    "verify",
 ]
 
 # Loaded on first use: `import ort_moe` must cost nothing.
@@ -38,10 +46,14 @@ _MODULE_OF = {
     "OrtMoeError": "ort_moe.errors",
     "OutputError": "ort_moe.errors",
     "VerificationError": "ort_moe.errors",
+    "diagnose": "ort_moe.doctor",
+    "explain": "ort_moe.explanation",
+    "inspect": "ort_moe.inspection",
     "library_path": "ort_moe.library",
     "optimize": "ort_moe.optimization",
     "register": "ort_moe.library",
     "session": "ort_moe.session",
+    "verify": "ort_moe.verification",
 }
 
 

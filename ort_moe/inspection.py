@@ -236,7 +236,9 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
 
     model = load_model(source)
     operators = count_operators(model)
-    weight_bytes = sum(v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value)
+    weight_bytes = sum(
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+    )
     blockers = tuple(capture_blockers(model.graph))
     contrib = [_contrib_layer(node) for node in _nodes(model) if _is_contrib_moe(node)]
     fused_before = {node.name for node in _nodes(model) if node.domain == DOMAIN}

@@ -10,7 +10,10 @@ from ort_moe.cli.exit_codes import ExitCode
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look whether this installation can run fused models: ONNX Runtime, CUDA, our library, each operator."""
+    """Look whether this installation can run fused models.
+
+    ONNX Runtime and its wheels, CUDA and its driver, our library, and each operator.
+    """
     from ort_moe.doctor import diagnose
 
     diagnosis = diagnose()

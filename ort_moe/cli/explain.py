@@ -15,7 +15,10 @@ def explain(
     layer: Annotated[int | None, typer.Option(metavar="N", help="This site alone, counted from 0.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell of each site why it was or was not fused, with a stable code, the node and a way out."""
+    """Tell of each site why it was or was not fused.
+
+    With a stable code, the node, its other consumers and a way out.
+    """
     from ort_moe.explanation import explain as run
 
     with progress(f"reading {model}"):

@@ -16,7 +16,11 @@ def inspect(
     other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A second one: show what changed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the MoE view of a model: layers, routers, expert weights, bytes per token, what blocks a CUDA graph."""
+    """Show the MoE view of a model; of two models, what changed.
+
+    Layers, experts and router arithmetic, the experts' weights and the bytes that a token reads of them, and what
+    keeps the model out of a CUDA graph.
+    """
     from ort_moe.inspection import Changes
     from ort_moe.inspection import inspect as run
 

@@ -54,7 +54,7 @@ def optimize(
     ] = "keep",
     force: Annotated[bool, typer.Option("--force", help="Allow the output to be the input.")] = False,
 ) -> None:
-    """Fuse the routers of a model, prove the answer the same, and write it."""
+    """Fuse the routers of a model and prove the answer the same."""
     if target is Target.contrib:
         raise typer.BadParameter("'contrib' is not supported yet; the targets are cuda and cpu", param_hint="--target")
     if output is None and not dry_run:

@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 
 
 def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One operator, in full.")] = None) -> None:
-    """The operators."""
+    """List the operators, or show one."""
     from ort_moe.printable import table
 
     if name is not None:
@@ -32,7 +32,7 @@ def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One o
 
 
 def rules(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = None) -> None:
-    """The rewrite rules, by the names that --rules and --skip take."""
+    """List the rewrite rules, or show one."""
     from ort_moe.printable import table
     from ort_moe.rewrites import RULES
 

@@ -18,7 +18,10 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run both models on random inputs and compare them, router by router and end to end at several shapes."""
+    """Compare two models on random inputs.
+
+    Router by router on the original's own values, then end to end at several shapes, and twice for the same bits.
+    """
     from ort_moe.verification import verify as run
 
     with progress(f"verifying {optimized}"):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +208,32 @@ def test_report_prints_operators_and_passes(source: Path) -> None:
     assert "ort_moe::FusedRouter" in text
     assert "all passes" in text
     assert text.splitlines()[-1].startswith("written: ")
+
+
+def test_weights_are_not_read(tmp_path: Path) -> None:
+    """A model with 64 GiB of weights (a file of one hole) takes no more memory than a small one."""
+    model, hidden = original(), 32768
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, dims in (("expert_matrices", [16, hidden, hidden]), ("router_matrix", [hidden, 16])):
+        tensors[name].dims[:] = dims
+        onnx.external_data_helper.set_external_data(tensors[name], "weights.bin", 0, 4 * math.prod(dims))
+        tensors[name].ClearField("raw_data")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_value = hidden
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(4 * 16 * hidden * hidden)
+    source = tmp_path / "model.onnx"
+    source.write_bytes(model.SerializeToString())
+    code = (
+        "import resource, ort_moe, sys\n"
+        "ort_moe.optimize(sys.argv[1], sys.argv[2], verify=False)\n"
+        "assert ort_moe.inspect(sys.argv[2]).layers[0].kind == 'fused router'\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    output = tmp_path / "out.onnx"
+    done = subprocess.run(
+        [sys.executable, "-c", code, source, output], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert int(done.stdout) < 1 << 20  # KiB: one GiB
+    assert _fused_nodes(output)
+    assert output.stat().st_size < 100_000

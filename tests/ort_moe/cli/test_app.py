@@ -1,0 +1,90 @@
+"""The command as a whole: it answers at once, and its exit codes mean what they say."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from ort_moe.cli.exit_codes import ExitCode
+from tests.ort_moe.cli.conftest import Command
+
+VERBS = ("optimize", "inspect", "explain", "verify", "doctor", "ops", "rules")
+HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "ort_moe.rewrites")
+SECONDS = 0.3
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=os.environ, check=False)
+
+
+def test_help_lists_every_verb(ort_moe: Command) -> None:
+    outcome = ort_moe("--help")
+    assert outcome.code == ExitCode.DONE
+    for verb in VERBS:
+        assert f"\n  {verb} " in outcome.out
+        assert ort_moe(verb, "--help").code == ExitCode.DONE
+    assert "5 environment unfit" in " ".join(outcome.out.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom ort_moe.cli import main\ntry:\n    main(['--help'])\nfinally:\n"
+        f"    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    assert _python("-c", code).stderr.strip() == "[]"
+
+
+def test_help_is_immediate() -> None:
+    """Processor time, for other tests may run at the same moment; the best of three."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert _python("-m", "ort_moe.cli", "--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < SECONDS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("no-such-verb",),
+        ("optimize",),
+        ("optimize", "model.onnx"),
+        ("optimize", "model.onnx", "-o", "out.onnx", "--target", "tpu"),
+        ("optimize", "model.onnx", "-o", "out.onnx", "--weights", "int4"),
+        ("optimize", "model.onnx", "-o", "out.onnx", "--rules", "softmax", "--skip", "softmax"),
+        ("verify", "model.onnx"),
+        ("ops", "NoSuchOp"),
+        ("rules", "no-such-rule"),
+    ],
+)
+def test_usage(ort_moe: Command, arguments: tuple[str, ...]) -> None:
+    outcome = ort_moe(*arguments)
+    assert outcome.code == ExitCode.USAGE
+    assert not outcome.out
+    assert "Usage:" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "explain"])
+def test_error_is_one_sentence(ort_moe: Command, verb: str) -> None:
+    outcome = ort_moe(verb, "/no/such/model.onnx")
+    assert outcome.code == ExitCode.ERROR
+    assert outcome.err == "ort-moe: error: cannot read /no/such/model.onnx: No such file or directory\n"
+
+
+def test_exit_codes_are_stable() -> None:
+    assert {code.name: code.value for code in ExitCode} == {
+        "DONE": 0,
+        "ERROR": 1,
+        "USAGE": 2,
+        "NOTHING_MATCHED": 3,
+        "VERIFICATION_FAILED": 4,
+        "ENVIRONMENT_UNFIT": 5,
+    }

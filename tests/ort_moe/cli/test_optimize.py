@@ -1,0 +1,143 @@
+"""ort-moe optimize."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ort_moe.cli.exit_codes import ExitCode
+from ort_moe.rewrites import RULES
+from ort_moe.site_check import SiteCheck
+from ort_moe.verification import Verification
+from tests.ort_moe.cli.conftest import Command
+
+
+def test_done(ort_moe: Command, source: Path) -> None:
+    output = source.with_name("out.onnx")
+    outcome = ort_moe("optimize", source, "-o", output)
+    assert outcome.code == ExitCode.DONE
+    assert "1 router fused whole, 0 partly" in " ".join(outcome.out.split())
+    assert "PASSED" in outcome.out
+    assert outcome.err == ""
+    assert output.exists()
+
+
+def test_report(ort_moe: Command, source: Path) -> None:
+    report = source.with_name("report.json")
+    assert ort_moe("optimize", source, "-o", source.with_name("out.onnx"), "--report", report).code == ExitCode.DONE
+    document = json.loads(report.read_text())
+    assert document["matched"] is True
+    assert document["verification"]["passed"] is True
+
+
+def test_report_that_cannot_be_written(ort_moe: Command, source: Path) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", "--report", source / "report.json")
+    assert outcome.code == ExitCode.ERROR
+    assert "cannot write the report" in outcome.err
+
+
+def test_dry_run_with_explanation(ort_moe: Command, source: Path) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", "--explain")
+    assert outcome.code == ExitCode.DONE
+    assert "nothing written" in outcome.out
+    assert "site 0: choice" in outcome.out
+    assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
+
+
+def test_nothing_matched(ort_moe: Command, classifier: Path) -> None:
+    output = classifier.with_name("out.onnx")
+    outcome = ort_moe("optimize", classifier, "-o", output)
+    assert outcome.code == ExitCode.DONE
+    assert "nothing matched" in " ".join(outcome.out.split())
+    assert output.exists()
+
+
+def test_nothing_matched_fails_where_asked(ort_moe: Command, classifier: Path) -> None:
+    output = classifier.with_name("out.onnx")
+    outcome = ort_moe("optimize", classifier, "-o", output, "--fail-on-no-match")
+    assert outcome.code == ExitCode.NOTHING_MATCHED
+    assert not output.exists()
+
+
+def test_failed_verification(ort_moe: Command, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = SiteCheck("choice", "failed", detail="weights differ")
+    failed = Verification("a", "b", (site,), (), 1e-4)
+    monkeypatch.setattr("ort_moe.verification.verify", lambda *_: failed)
+    output = source.with_name("out.onnx")
+    outcome = ort_moe("optimize", source, "-o", output)
+    assert outcome.code == ExitCode.VERIFICATION_FAILED
+    assert "FAILED: the first router that differs is choice: weights differ" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("ort-moe: error: verification failed, nothing was put in place")
+    assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
+
+
+def test_contrib_is_not_supported(ort_moe: Command, source: Path) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", "--target", "contrib")
+    assert outcome.code == ExitCode.USAGE
+    assert "'contrib' is not supported yet; the targets are cuda and cpu" in outcome.err
+
+
+@pytest.mark.parametrize("option", ["--rules", "--skip"])
+def test_unknown_rule(ort_moe: Command, source: Path, option: str) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", option, "softmax,no-such-rule")
+    assert outcome.code == ExitCode.USAGE
+    assert "there is no rule 'no-such-rule'" in outcome.err
+    assert all(name in outcome.err for name in RULES)
+
+
+def test_skip(ort_moe: Command, source: Path) -> None:
+    assert "nothing matched" in " ".join(ort_moe("optimize", source, "--dry-run", "--skip", "seed-topk").out.split())
+
+
+def test_input_as_output(ort_moe: Command, source: Path) -> None:
+    before = source.read_bytes()
+    outcome = ort_moe("optimize", source, "-o", source)
+    assert outcome.code == ExitCode.ERROR
+    assert "it is the input; name another output, or use --force" in outcome.err
+    assert source.read_bytes() == before
+    assert ort_moe("optimize", source, "-o", source, "--force").code == ExitCode.DONE
+    assert source.read_bytes() != before
+
+
+def test_external_data(ort_moe: Command, source: Path) -> None:
+    output = source.with_name("out.onnx")
+    assert ort_moe("optimize", source, "-o", output, "--external-data", "out.data").code == ExitCode.DONE
+    assert source.with_name("out.data").stat().st_size > 0
+
+
+def test_without_a_runtime(ort_moe: Command, source: Path, no_onnxruntime: None) -> None:
+    output = source.with_name("out.onnx")
+    outcome = ort_moe("optimize", source, "-o", output)
+    assert outcome.code == ExitCode.DONE
+    assert "not verified: no ONNX Runtime is installed" in outcome.out
+    assert output.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) -> None:
+    """A real process, stopped while it verifies."""
+    code = (
+        "import time, ort_moe.verification, ort_moe.cli\n"
+        "def wait(*_):\n    print('verifying', flush=True)\n    time.sleep(60)\n"
+        "ort_moe.verification.verify = wait\n"
+        f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(source.with_name('out.onnx'))!r}, "
+        "'--external-data', 'out.data'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "verifying\n"
+        assert len(list(source.parent.iterdir())) == 2  # the model, and what is staged
+        process.send_signal(number)
+        started = time.monotonic()
+        assert process.wait(timeout=30) != 0
+        assert time.monotonic() - started < 30
+    assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
