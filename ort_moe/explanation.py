@@ -23,9 +23,11 @@ class Explanation(Printable):
 
     Attributes:
         sites: In graph order; a layer's number is its place here, from 0.
+        findings: What concerns the model as a whole.
     """
 
     sites: tuple[Site, ...]
+    findings: tuple[Finding, ...] = ()
 
     def layer(self, number: int) -> Explanation:
         """The explanation of one site.
@@ -36,21 +38,24 @@ class Explanation(Printable):
         if not 0 <= number < len(self.sites):
             there_are = f"there are {len(self.sites)}, numbered from 0" if self.sites else "there is none"
             raise IndexError(f"there is no site {number}: {there_are}")
-        return Explanation(self.sites[number : number + 1])
+        return Explanation(self.sites[number : number + 1], self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: `{"sites": [...]}`, each as `site_to_dict` gives it."""
-        return {"sites": [site_to_dict(site) for site in self.sites]}
+        """JSON-ready: `sites`, each as `site_to_dict` gives it, and `findings`, as those of a site."""
+        return {
+            "sites": [site_to_dict(site) for site in self.sites],
+            "findings": [_finding_to_dict(finding) for finding in self.findings],
+        }
 
     def __rich__(self) -> RenderableType:
         from rich.text import Text
 
-        if not self.sites:
-            return Text("No TopK and nothing else that could route: there is no site to fuse.")
         graphs = {site.graph for site in self.sites}
-        return Text("\n").join(
-            _site_text(number, site, show_graph=len(graphs) > 1) for number, site in enumerate(self.sites)
-        )
+        parts = [_site_text(number, site, show_graph=len(graphs) > 1) for number, site in enumerate(self.sites)]
+        if not parts:
+            parts.append(Text("No TopK and nothing else that could route: there is no site to fuse."))
+        parts += [Text("the model" + _finding_text(finding)) for finding in self.findings]
+        return Text("\n").join(parts)
 
 
 def explain(
@@ -65,7 +70,8 @@ def explain(
     from ort_moe.model_io import load_model
     from ort_moe.rewrites import rewrite
 
-    return Explanation(rewrite(load_model(source), rules=rules, skip=skip).sites)
+    result = rewrite(load_model(source), rules=rules, skip=skip)
+    return Explanation(result.sites, result.findings)
 
 
 def site_to_dict(site: Site) -> dict[str, Any]:
@@ -82,16 +88,7 @@ def site_to_dict(site: Site) -> dict[str, Any]:
         "k": site.k,
         "attributes": _finite(site.attributes) if site.attributes is not None else None,
         "absorbed": list(site.absorbed),
-        "findings": [
-            {
-                "code": finding.reason.code,
-                "slug": finding.reason.slug,
-                "node": finding.node,
-                "detail": finding.detail,
-                "consumers": list(finding.consumers),
-            }
-            for finding in site.findings
-        ],
+        "findings": [_finding_to_dict(finding) for finding in site.findings],
     }
 
 
@@ -112,6 +109,16 @@ def describe_router(attributes: dict[str, Any]) -> str:
     if attributes.get("scale", 1.0) != 1.0:
         steps.append(f"times {attributes['scale']:g}")
     return ", ".join(steps)
+
+
+def _finding_to_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.reason.code,
+        "slug": finding.reason.slug,
+        "node": finding.node,
+        "detail": finding.detail,
+        "consumers": list(finding.consumers),
+    }
 
 
 def _finite(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +146,8 @@ def _site_text(number: int, site: Site, *, show_graph: bool) -> Any:
 
 
 def _finding_text(finding: Finding) -> str:
-    lines = [f"{finding.reason}: {finding.reason.sentence}", f"  at {finding.node}: {finding.detail}".rstrip(": ")]
+    where = f"at {finding.node}: " if finding.node else ""
+    lines = [f"{finding.reason}: {finding.reason.sentence}", f"  {where}{finding.detail}"]
     if finding.consumers:
         lines.append(f"  also used by: {_shortened(finding.consumers)}")
     lines.append(f"  way out: {finding.reason.remedy}")

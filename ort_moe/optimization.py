@@ -52,9 +52,9 @@ def optimize(
         What was done; printable.
 
     Raises:
-        ModelError: The input cannot be read or run.
+        ModelError: The input cannot be read, or ONNX Runtime cannot load it.
         OutputError: The output cannot be written there.
-        VerificationError: The results differ, or the models could not be run; nothing was put in place.
+        VerificationError: The results differ, or there was nothing to compare; nothing was put in place.
         ValueError: A rule name or the target is unknown.
     """
     from ort_moe.model_io import StagedModel, check_target, load_model
@@ -79,7 +79,7 @@ def optimize(
         operators_before=before,
         operators_after=count_operators(model),
         already_fused=sum(fused_before.values()),
-        warnings=tuple(f"{finding.reason}: {finding.detail}" for finding in result.findings),
+        findings=result.findings,
     )
     if not report.matched:
         # Canonicalising alone is no improvement: the user gets the very graph that came in.

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.explanation import STATUS_WORDS, describe_router, site_to_dict
+from ort_moe.explanation import STATUS_WORDS, Explanation, describe_router
 from ort_moe.printable import Printable, table
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.console import RenderableType
 
-    from ort_moe.rewrites import PassRecord, Site
+    from ort_moe.rewrites import Finding, PassRecord, Site
     from ort_moe.verification import Verification
 
 SCHEMA = 1
@@ -35,6 +35,7 @@ class Report(Printable):
         operators_before: Number of nodes by operator, as `Softmax` or `com.microsoft::MoE`.
         operators_after: The same of the output; function bodies are not counted.
         already_fused: Nodes of our operators that the input held already.
+        findings: What stood in the way on the model as a whole.
         verification: The proof; None where there was none.
         warnings: Sentences for the user.
     """
@@ -48,14 +49,21 @@ class Report(Printable):
     operators_before: Mapping[str, int]
     operators_after: Mapping[str, int]
     already_fused: int = 0
+    findings: tuple[Finding, ...] = ()
     verification: Verification | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def explanation(self) -> Explanation:
+        """Why each site was or was not fused."""
+        return Explanation(self.sites, self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready values.
 
         Keys: `schema` (1), `source`, `output` (null: nothing written), `target`, `matched`, `already_fused`,
-        `operators` ({operator: {before, after}}), `passes` ([{name, applied, seconds}]), `sites` (see `site_to_dict`),
+        `operators` ({operator: {before, after}}), `passes` ([{name, applied, seconds}]), `sites` and `findings` (see
+        `Explanation.to_dict`),
         `verification` (see `Verification.to_dict`; null: not verified), `warnings` ([sentence]).
         """
         return {
@@ -70,7 +78,7 @@ class Report(Printable):
                 for name in sorted({*self.operators_before, *self.operators_after})
             },
             "passes": [{"name": p.name, "applied": p.applied, "seconds": p.seconds} for p in self.passes],
-            "sites": [site_to_dict(site) for site in self.sites],
+            **self.explanation.to_dict(),
             "verification": self.verification.to_dict() if self.verification is not None else None,
             "warnings": list(self.warnings),
         }
@@ -86,6 +94,7 @@ class Report(Printable):
             parts += [self._operators_table(), self._passes_table()]
         if self.verification is not None:
             parts.append(self.verification)
+        parts += [Text(f"{finding.reason}: {finding.detail}", style="yellow") for finding in self.findings]
         parts += [Text(f"warning: {warning}", style="yellow") for warning in self.warnings]
         parts.append(Text(f"written: {self.output}" if self.output is not None else "nothing written"))
         return Group(*parts)

@@ -34,7 +34,7 @@ class ShapeCheck:
 
     Attributes:
         shape: The shape.
-        status: `skipped` where every draw had a near tie.
+        status: `skipped` where the original does not run, or every draw had a near tie.
         difference: Largest difference of an output, relative to that output's largest magnitude.
         redraws: Inputs drawn again because of a near tie.
         detail: Why it failed or was skipped.
@@ -225,8 +225,15 @@ class _Comparison:
             # One model after the other, so that only one holds its weights in memory.
             drawn = {shape: self._draw(shape, attempt) for shape in pending}
             run = self.original.session([*self.outputs, *self.inner], with_library=self.with_library)
-            expected = {shape: {**drawn[shape], **run(drawn[shape])} for shape in pending}
+            expected: dict[Shape, dict[str, Any]] = {}
+            for shape in pending:
+                try:
+                    expected[shape] = {**drawn[shape], **run(drawn[shape])}
+                except ModelError as error:  # models have limits of their own: a longest sequence, a fixed batch
+                    done[shape] = ShapeCheck(shape, "skipped", redraws=attempt, detail=str(error))
             del run
+            if not expected:
+                continue
             if attempt == 0:
                 captured = list(expected.values())
                 site_checks = [
@@ -235,7 +242,7 @@ class _Comparison:
                 ]
                 if any(check.status == "failed" for check in site_checks):
                     return site_checks, []
-            outcomes = self._end_to_end(drawn, expected, attempt)
+            outcomes = self._end_to_end({shape: drawn[shape] for shape in expected}, expected, attempt)
             last = attempt == MOST_DRAWS - 1
             done |= {shape: outcome for shape, outcome in outcomes.items() if last or outcome.status != "skipped"}
         return site_checks, [done[shape] for shape in shapes]

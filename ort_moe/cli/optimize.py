@@ -65,7 +65,6 @@ def optimize(
     check_rules(only, "--rules")
     check_rules(without, "--skip")
 
-    from ort_moe.explanation import Explanation
     from ort_moe.optimization import optimize as run
 
     try:
@@ -87,7 +86,7 @@ def optimize(
         raise
     stdout().print(result)
     if explain:
-        stdout().print(Explanation(result.sites))
+        stdout().print(result.explanation)
     if report is not None:
         _write_report(report, result.to_dict())
     if fail_on_no_match and not result.matched:

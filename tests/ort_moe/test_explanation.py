@@ -40,6 +40,14 @@ def test_tells_all_there_is() -> None:
     assert REASON.remedy.split(".")[0] in " ".join(text.split())
 
 
+def test_what_concerns_the_whole_model() -> None:
+    finding = Finding(REASONS["shape-inference-failed"], "", "node 'x' has no type")
+    explanation = Explanation((), (finding,))
+    assert "the model\n  OM009 shape-inference-failed" in str(explanation)
+    assert "node 'x' has no type" in str(explanation)
+    assert explanation.to_dict()["findings"][0]["code"] == "OM009"
+
+
 def test_document() -> None:
     (site,) = Explanation((SITE,)).to_dict()["sites"]
     assert json.loads(json.dumps(site, allow_nan=False)) == site

@@ -191,7 +191,7 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert set(document) == {
         *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
-        *("verification", "warnings"),
+        *("findings", "verification", "warnings"),
     }
     assert document["schema"] == 1
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}

@@ -121,6 +121,22 @@ def test_fixed_shape_is_run_once(tmp_path: Path) -> None:
     assert len(verification.shapes) == 1
 
 
+def test_shapes_that_the_original_does_not_take_are_skipped(tmp_path: Path) -> None:
+    def limited(model: onnx.ModelProto, name: str) -> Path:
+        """For three tokens alone."""
+        model.graph.initializer.append(numpy_helper.from_array(np.array([3, HIDDEN], np.int64), "limit"))
+        model.graph.node[0].input[0] = "three"
+        model.graph.node.insert(0, helper.make_node("Reshape", ["hidden", "limit"], ["three"], "limit"))
+        return save(model, tmp_path / name)
+
+    verification = verify(limited(original(), "a.onnx"), limited(fused(), "b.onnx"))
+    assert verification.passed
+    assert [shape.status for shape in verification.shapes] == ["skipped", "passed", "skipped"]
+    assert "cannot run" in verification.shapes[0].detail
+    alone = verify(tmp_path / "a.onnx", tmp_path / "b.onnx", shapes=(Shape(1, 1),))
+    assert "no shape could be compared end to end" in str(alone.failure)
+
+
 def test_bfloat16_is_widened(tmp_path: Path) -> None:
     def narrowed(model: onnx.ModelProto, data: str) -> Path:
         """Weights in bfloat16 in an external file, cast up where they are used."""
