@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.console import RenderableType
 
+    from ort_moe.rewrites import Site
+
 _CONTRIB_DOMAIN = "com.microsoft"
 _CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9)}
 """Inputs of the contrib operators that hold experts' weights and scales."""
@@ -115,12 +117,15 @@ class Inspection(Printable):
         from rich.text import Text
 
         nodes = sum(self.operators.values())
+        layers = "1 MoE layer" if len(self.layers) == 1 else f"{len(self.layers)} MoE layers"
         parts: list[RenderableType] = [
-            Text(f"{self.model}: {len(self.layers)} MoE layers, {nodes} nodes, {_size(self.weight_bytes)} of weights"),
+            Text(f"{self.model}: {layers}, {nodes} nodes, {_size(self.weight_bytes)} of weights"),
         ]
         if self.layers:
             parts.append(self._layers_table())
-            parts.append(Text(f"experts' weights read per token, all layers: {_size(self.bytes_per_token)}"))
+            known = sum(layer.bytes_per_token is not None for layer in self.layers)
+            of = "all layers" if known == len(self.layers) else f"{known} of {layers}"
+            parts.append(Text(f"experts' weights read per token, {of}: {_size(self.bytes_per_token)}"))
         parts.append(Text(self._capture_text()))
         return Group(*parts)
 
@@ -242,11 +247,11 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     blockers = tuple(capture_blockers(model.graph))
     contrib = [_contrib_layer(node) for node in _nodes(model) if _is_contrib_moe(node)]
     fused_before = {node.name for node in _nodes(model) if node.domain == DOMAIN}
-    rewrite(model)
+    routing = {site.node: site for site in rewrite(model).sites if not _is_no_router(site)}
     routers = [
-        _router_layer(node, fused=node.name in fused_before)
+        _router_layer(node, routing[node.name], fused=node.name in fused_before)
         for node in _nodes(model)
-        if node.domain == DOMAIN and node.op_type == "FusedRouter"
+        if node.name in routing and node.op_type in ("FusedRouter", "TopK")
     ]
     return Inspection(os.fspath(source), tuple(routers + contrib), Counter(operators), weight_bytes, blockers)
 
@@ -275,23 +280,19 @@ def _contrib_layer(node: ir.Node) -> Layer:
     )
 
 
-def _router_layer(node: ir.Node, fused: bool) -> Layer:
-    attributes: dict[str, Any] = {name: attribute.value for name, attribute in node.attributes.items()}
-    logits, indices = node.inputs[0], node.outputs[1]
-    last = logits.shape[-1] if logits is not None and logits.shape is not None else None
-    experts = last if isinstance(last, int) else None
+def _is_no_router(site: Site) -> bool:
+    return any(finding.reason.slug == "topk-not-a-router" for finding in site.findings)
+
+
+def _router_layer(node: ir.Node, site: Site, fused: bool) -> Layer:
     stacks: dict[ir.Value, ExpertWeight] = {}
-    _collect_stacks(indices, experts, stacks, set())
+    _collect_stacks(node.outputs[1], site.experts, stacks, set())
+    experts = site.experts
     if experts is None and stacks:
         experts = next(iter(stacks.values())).shape[0]
-    return Layer(
-        node.name or "",
-        "fused router" if fused else "router",
-        experts,
-        int(attributes["k"]),
-        describe_router(attributes),
-        tuple(stacks.values()),
-    )
+    router = "not recognised" if site.attributes is None else describe_router(site.attributes)
+    kind = "fused router" if fused else "router"
+    return Layer(node.name or "", kind, experts, site.k, router, tuple(stacks.values()))
 
 
 def _collect_stacks(

@@ -33,12 +33,21 @@ def test_fixture(name: str) -> None:
     assert [(layer.experts, layer.k) for layer in inspection.layers] == [(fixture.experts, fixture.k)] * fixture.layers
     assert all(len(layer.weights) == 2 for layer in inspection.layers)
     text = str(inspection)
-    assert f"{fixture.layers} MoE layers" in text
+    assert f"{fixture.layers} MoE layer" in text
     document = inspection.to_dict()
     assert json.loads(json.dumps(document)) is not None
     assert set(document) == {
         *("model", "weight_bytes", "expert_bytes_per_token", "operators", "layers", "cuda_graph_blockers"),
     }
+
+
+def test_router_that_is_not_recognised(tmp_path: Path) -> None:
+    model = original()
+    topk = next(node for node in model.graph.node if node.op_type == "TopK")
+    topk.attribute.append(helper.make_attribute("largest", 0))  # no FusedRouter chooses the worst
+    (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
+    assert (layer.node, layer.experts, layer.k, layer.router) == ("choice", EXPERTS, CHOSEN, "not recognised")
+    assert len(layer.weights) == 1
 
 
 def test_contrib_nodes(tmp_path: Path) -> None:
