@@ -182,7 +182,9 @@ def _library(*, for_cuda: bool) -> Examination:
         return Examination(
             "library", "unfit", f"{path} is built without CUDA: install a wheel with CUDA, or build where nvcc is"
         )
-    built = "the CPU alone" if cuda is None else f"the CPU and CUDA {cuda['toolkit']} ({cuda['architectures']})"
+    built = (
+        "the CPU alone" if cuda is None else f"the CPU and CUDA {cuda['toolkit']} ({', '.join(cuda['architectures'])})"
+    )
     return Examination("library", "ok", f"{path}: version {info['version']}, built for {built} by {info['compiler']}")
 
 
