@@ -326,6 +326,8 @@ class _Comparison:
                 return difference.status == "passed", f"the first router that differs is {site.name}: " + (
                     difference.detail or "two experts are too close to tell apart"
                 )
+        if not self.found:
+            return False, "there is no fused router to look at"
         if len(self.sites) < len(self.found):
             return (
                 False,

@@ -163,6 +163,9 @@ def test_model_without_fused_nodes(tmp_path: Path) -> None:
     verification = verify(path, path)
     assert verification.passed
     assert verification.sites == ()
+    other = np.random.default_rng(3).standard_normal((HIDDEN, EXPERTS))
+    verification = verify(path, save(original(router=other), tmp_path / "other.onnx"))
+    assert "there is no fused router to look at" in str(verification.failure)
 
 
 def test_refuses_models_of_other_outputs(tmp_path: Path) -> None:
