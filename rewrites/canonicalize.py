@@ -20,6 +20,9 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     Returns:
         Whether constants were lifted or nodes removed, and what shape inference complained of, if it failed.
     """
+    for node in model.graph:
+        if not node.name:  # findings and the report speak of nodes by name
+            node.name = f"{node.op_type}_{node.outputs[0].name}"
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     modified = lift(model).modified
     complaint = infer_shapes(model) if _lacks_types(model.graph) else None

@@ -39,13 +39,14 @@ _MOST_ROUNDS = 50
 """Rounds to the fixed point before giving up; a router needs 3 to 6, and every rule removes a node."""
 
 
-def _all_rules() -> tuple[RouterRule, ...]:
+def all_rules() -> tuple[RouterRule, ...]:
+    """Seeds and growth rules in their order."""
     return tuple(rule for sets in (_SEEDS, _AFTER_CHOICE, _BEFORE_CHOICE) for rules in sets.values() for rule in rules)
 
 
 def _table() -> dict[str, RuleInfo]:
     table: dict[str, RuleInfo] = {}
-    for rule in _all_rules():
+    for rule in all_rules():
         table.setdefault(rule.title, rule.info())
     return table
 

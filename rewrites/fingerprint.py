@@ -32,7 +32,7 @@ def fingerprint(graph: ir.Graph) -> bytes:
 
 def _leaf(value: ir.Value) -> bytes:
     tensor = value.const_value
-    if tensor is None or value.is_graph_input() or tensor.size > _SMALL or tensor.dtype == ir.DataType.STRING:
+    if tensor is None or value.is_graph_input() or not _is_small(tensor):
         return _hash((b"named", (value.name or "").encode()))
     return _hash((b"constant", repr((tensor.dtype, tuple(tensor.shape))).encode(), tensor.tobytes()))
 
@@ -42,8 +42,12 @@ def _describe(attribute: ir.Attr) -> str:
         return str(id(attribute.value))  # rewriting leaves subgraphs alone
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
-        return hashlib.sha256(tensor.tobytes()).hexdigest() if tensor.size <= _SMALL else str(id(tensor))
+        return hashlib.sha256(tensor.tobytes()).hexdigest() if _is_small(tensor) else str(id(tensor))
     return repr(attribute.value)
+
+
+def _is_small(tensor: ir.TensorProtocol) -> bool:
+    return tensor.size <= _SMALL and tensor.dtype != ir.DataType.STRING and not isinstance(tensor, ir.ExternalTensor)
 
 
 def _hash(parts: Iterable[bytes]) -> bytes:

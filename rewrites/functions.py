@@ -25,18 +25,24 @@ SOFTPLUS_THRESHOLD = 20.0
 """Above it softplus(x) is x in float32."""
 
 
+OLDEST_IR_VERSION = 10
+"""Oldest IR version whose functions have overloads."""
+
+
 def attach_functions(model: ir.Model) -> int:
     """Give every FusedRouter of the main graph its function; the number of functions added."""
     added = 0
+    opset = model.graph.opset_imports[""]
     for node in model.graph:
         if not is_router(node):
             continue
         router = Router.read(node)
-        opset = model.graph.opset_imports[""]
         node.overload = _overload(router, opset)
         if node.op_identifier() not in model.functions:
             model.functions[node.op_identifier()] = build_function(router, opset)
             added += 1
+    if added:
+        model.ir_version = max(model.ir_version, OLDEST_IR_VERSION)
     return added
 
 
@@ -44,10 +50,8 @@ def build_function(router: Router, opset: int) -> ir.Function:
     """The function for a node's configuration, written in the model's standard operator set.
 
     Raises:
-        ValueError: The body of this configuration cannot be written.
+        ValueError: The node has a group mask, and its number of experts is not fixed.
     """
-    if router.attributes["score"] == "sparse_mixer":
-        raise ValueError(f"FusedRouter '{router.node.name}': score sparse_mixer has no portable body")
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]
     body = _Body(
         router.attributes,
@@ -104,6 +108,9 @@ class _Body:
         if a["softcap"] != 0.0:
             cap = self._float(float(a["softcap"]))
             x = self._op("Mul", cap, self._op("Tanh", self._op("Div", x, cap)))
+        if a["score"] == "sparse_mixer":
+            v, ids = self._mix_sparsely(x)
+            return self._finish(v, ids, expert_scale)
         after = bool(a["score_after_topk"])
         over_chosen = after or self._is_softmax_over_chosen()
         ranks_x = after or (a["score"] == "softmax" and not self._has_bias and not self._has_groups)
@@ -120,8 +127,12 @@ class _Body:
             v = ranked
         else:
             v = self._op("GatherElements", x if over_chosen else score, ids, axis=-1)
-        weights = self._normalized(self._score(v) if over_chosen else v)
-        weights = self._op("Mul", weights, self._float(float(a["scale"])))
+        return self._finish(self._score(v) if over_chosen else v, ids, expert_scale)
+
+    def _finish(self, v: ir.Value, ids: ir.Value, expert_scale: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+        """Normalise, scale, and the indices' type."""
+        weights = self._normalized(v)
+        weights = self._op("Mul", weights, self._float(float(self._a["scale"])))
         if self._has_expert_scale:
             assert expert_scale is not None
             weights = self._op("Mul", weights, self._op("Gather", expert_scale, ids, axis=0))
@@ -154,6 +165,23 @@ class _Body:
             return self._op("Sqrt", self._op("Where", linear, x, self._op("Softplus", x)))
         return x
 
+    def _mix_sparsely(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Two choices, each weighed by its softmax over the experts within the threshold of it."""
+        weights: list[ir.Value] = []
+        ids: list[ir.Value] = []
+        for choice in range(int(self._a["k"])):
+            if choice:
+                # The next choice is made without the last, which then shares with weight 0.
+                gone = self._op("Expand", self._float(-math.inf), self._op("Shape", ids[-1]))
+                x = self._op("ScatterElements", x, ids[-1], gone, axis=-1)
+            best, index = self._topk(x, 1)
+            distance = self._op("Div", self._op("Sub", best, x), self._op("Max", self._op("Abs", x), best))
+            far = self._op("Greater", distance, self._float(float(self._a["mixer_threshold"])))
+            shares = self._op("Where", far, self._float(0.0), self._op("Exp", self._op("Sub", x, best)))
+            weights.append(self._op("Reciprocal", self._sum(shares, keepdims=1)))
+            ids.append(index)
+        return self._op("Concat", *weights, axis=-1), self._op("Concat", *ids, axis=-1)
+
     def _mask_groups(self, key: ir.Value) -> ir.Value:
         """Keys outside the best groups become the fill."""
         a, groups = self._a, int(self._a["num_groups"])
@@ -170,7 +198,9 @@ class _Body:
             "ReduceSum", [self._op("Cast", hits, to=ir.DataType.INT32), self._ints([1])], {"keepdims": 0}
         )
         mask = self._op("Cast", self._op("Unsqueeze", counts, self._ints([-1])), to=ir.DataType.BOOL)
-        return self._op("Reshape", self._op("Where", mask, grouped, self._float(float(a["group_fill"]))), shape)
+        masked = self._op("Where", mask, grouped, self._float(float(a["group_fill"])))
+        # Without rows the shape has a 0, which is to be taken as it is (and cannot be before operator set 14).
+        return self._op("Reshape", masked, shape, **({"allowzero": 1} if self._opset >= 14 else {}))
 
     def _topk(self, x: ir.Value, k: int) -> tuple[ir.Value, ir.Value]:
         values, ids = self.tape.op_multi_out(

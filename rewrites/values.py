@@ -107,16 +107,17 @@ def constant(value: ir.Value | None, limit: int = SMALL) -> Array | None:
     return None
 
 
-def scalar(value: ir.Value | None, max_rank: int | None = None) -> float | None:
-    """The one element of a constant, widened to a Python float.
-
-    With `max_rank`, None also where the constant has more dimensions, so that it would raise the rank of what it is
-    combined with.
-    """
+def scalar(value: ir.Value | None) -> float | None:
+    """The one element of a constant of any rank, widened to a Python float."""
     array = constant(value, limit=1)
-    if array is None or array.size != 1 or (max_rank is not None and array.ndim > max_rank):
-        return None
-    return float(array.reshape(()).astype(np.float64))
+    return None if array is None or array.size != 1 else float(array.reshape(()).astype(np.float64))
+
+
+def scalar_beside(value: ir.Value | None, other: ir.Value | None) -> float | None:
+    """A constant's one element, if combining it with `other` leaves the shape of `other` as it is."""
+    array = constant(value, limit=1)
+    known = rank(other)
+    return scalar(value) if array is not None and array.ndim <= (known or 0) else None
 
 
 def integers(value: ir.Value | None) -> list[int] | None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import NON_NEGATIVE_SCORES, Router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import producer, rank, reduces_last_axis, scalar
+from ort_moe.rewrites.values import producer, reduces_last_axis, scalar_beside
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _read_limit(limit: ir.Node) -> tuple[ir.Value, float]:
     inputs = (*limit.inputs, None, None)
     value = inputs[0]
     assert value is not None
-    least = scalar(inputs[1], max_rank=rank(value)) if inputs[1] is not None else limit.attributes.get_float("min")
+    least = scalar_beside(inputs[1], value) if inputs[1] is not None else limit.attributes.get_float("min")
     require(inputs[2] is None and "max" not in limit.attributes, "the divisor has an upper limit")
     if least is None:
         raise Refusal("the lower limit of the divisor is not a constant")
@@ -90,7 +90,7 @@ def _with_scalar(node: ir.Node) -> tuple[ir.Value, float]:
     require(len(node.inputs) == 2, f"the divisor's {node.op_type} has {len(node.inputs)} operands, expected 2")
     for position in (0, 1):
         value, other = node.inputs[position], node.inputs[1 - position]
-        number = scalar(other, max_rank=rank(value))
+        number = scalar_beside(other, value)
         if value is not None and number is not None:
             return value, number
     raise Refusal(f"the divisor's {node.op_type} has no constant operand")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import RESHAPING, Array, dim, integer, producer, rank, scalar, through, vector
+from ort_moe.rewrites.values import RESHAPING, Array, dim, integer, producer, rank, scalar_beside, through, vector
 
 
 class Scale(RouterRule):
@@ -28,7 +28,7 @@ class Scale(RouterRule):
         return op.Mul(weights, factor, _outputs=["scaled"]), indices
 
     def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> float:
-        return self._scale(weights, scaled, scalar(factor, max_rank=rank(weights)), f"'{factor.name}'")
+        return self._scale(weights, scaled, scalar_beside(factor, weights), f"'{factor.name}'")
 
     def rewrite(self, op: Any, weights: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
         return Router.producing(weights).grow(op, self.title, scale=self.read(weights=weights, **matched))
@@ -58,7 +58,7 @@ class ScaleByQuotient(Scale):
         return op.Div(weights, factor, _outputs=["scaled"]), indices
 
     def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> float:
-        divisor = scalar(factor, max_rank=rank(weights))
+        divisor = scalar_beside(factor, weights)
         reciprocal = 1.0 / divisor if divisor else None
         return self._scale(weights, scaled, reciprocal, f"1 / '{factor.name}'")
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, router
-from ort_moe.rewrites.values import FLOATS, producer, rank, scalar
+from ort_moe.rewrites.values import FLOATS, producer, scalar_beside
 
 
 class Softcap(RouterRule):
@@ -28,13 +28,13 @@ class Softcap(RouterRule):
 
     def read(self, weights: ir.Value, inner: ir.Value, cap: ir.Value, **_: Any) -> tuple[ir.Value, float]:
         require(Router.producing(weights).attributes["softcap"] == 0.0, "the FusedRouter already has a soft cap")
-        limit = scalar(cap, max_rank=rank(inner))
+        limit = scalar_beside(cap, inner)
         if limit is None or not 0.0 < limit < np.inf:
             raise Refusal(f"the soft cap '{cap.name}' is not one positive constant")
         division = producer(inner, "Div", "Mul")
         for position in (0, 1) if division is not None and division.op_type == "Mul" else (0,):
             x, factor = (None, None) if division is None else (division.inputs[position], division.inputs[1 - position])
-            number = scalar(factor, max_rank=rank(x))
+            number = scalar_beside(factor, x)
             if x is None or number is None or division is None:
                 continue
             expected = limit if division.op_type == "Div" else 1.0 / limit

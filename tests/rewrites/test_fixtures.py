@@ -1,0 +1,76 @@
+"""Real exports: every router whole, or listed here with the reason; the outputs as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import models.fixtures
+from models.fixtures import Fixture
+from ort_moe import library
+from ort_moe.rewrites import rewrite
+
+NOT_WHOLE = {
+    "llama4_text": ("left", "left-over-after"),
+    "phimoe": None,
+}
+"""Architectures whose routers are not whole: the status and the reason of a finding; None: no TopK at all."""
+
+RTOL = {"fp32": 1e-5, "fp16": 4e-3}
+
+
+def outputs_of(model: ir.Model, feeds: dict[str, Any], *, with_library: bool, extra: list[str]) -> dict[str, Any]:
+    """The model's outputs, and values by name."""
+    proto = ir.to_proto(model)
+    proto.graph.output.extend(type(proto.graph.output[0])(name=name) for name in extra)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if with_library:
+        library.register(options)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+@pytest.mark.parametrize("fixture", models.fixtures.all(), ids=lambda fixture: fixture.name)
+def test_fixture(fixture: Fixture) -> None:
+    original, model = ir.load(fixture.path), ir.load(fixture.path)
+    result = rewrite(model)
+    routers = [site for site in result.sites if site.experts is not None]
+    expected = NOT_WHOLE.get(fixture.architecture, ("whole", None))
+    if expected is None:
+        assert not routers
+    else:
+        status, reason = expected
+        assert [site.status for site in routers] == [status] * fixture.layers, [site.findings for site in routers]
+        assert {(site.experts, site.k) for site in routers} == {(fixture.experts, fixture.k)}
+        for site in routers:
+            assert (reason is None) == (not site.findings)
+            assert reason is None or reason in [finding.reason.slug for finding in site.findings]
+    assert not rewrite(model).modified
+
+    # Each router's indices keep their name: the Cast to int64 behind the node, in the original the TopK itself.
+    ids = [node.outputs[0].name or "" for node in model.graph if node.op_type == "Cast" and _is_indices(node)]
+    assert len(ids) == sum(site.status != "left" for site in routers)
+    feeds = fixture.sample_inputs(seed=0)
+    was = outputs_of(original, feeds, with_library=False, extra=ids)
+    for with_library in (False, True):
+        now = outputs_of(model, feeds, with_library=with_library, extra=ids)
+        assert list(now) == list(was)
+        for name, array in was.items():
+            if name in ids:
+                np.testing.assert_array_equal(np.sort(now[name], -1), np.sort(array, -1), err_msg=name)
+            else:
+                reference = array.astype(np.float64)
+                atol = RTOL[fixture.precision] * np.abs(reference).max()
+                np.testing.assert_allclose(now[name].astype(np.float64), reference, rtol=0, atol=atol, err_msg=name)
+
+
+def _is_indices(cast: ir.Node) -> bool:
+    source = cast.inputs[0]
+    node = None if source is None else source.producer()
+    return node is not None and node.op_type == "FusedRouter" and source is node.outputs[1]

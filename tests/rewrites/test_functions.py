@@ -1,0 +1,89 @@
+"""The portable bodies compute what the op's emulation does, in plain ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import assume, given, settings
+
+from ort_moe.ops import FUSED_ROUTER
+from ort_moe.rewrites.functions import attach_functions, build_function
+from ort_moe.rewrites.router_node import Router
+from tests.router_cases import RouterCase, router_cases
+from tests.router_models import case_model, run_router
+
+RTOL = 2e-5
+
+
+def portable_session(case: RouterCase) -> Any:
+    """A session of the case's one node and its function, in which our library is not registered."""
+    model = ir.from_proto(case_model(case, symbolic=True))
+    assert attach_functions(model) == 1
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    proto = ir.to_proto(model)
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(router_cases(max_experts=64, max_tokens=4, textures=("normal", "ties", "zeros")))
+def test_body_agrees_with_the_emulation(case: RouterCase) -> None:
+    weights, indices = case.emulate()
+    largest = np.abs(weights).max(initial=0.0)
+    assume(np.isfinite(weights).all() and largest < 1e3)  # else a quotient by a sum that cancels
+    body_weights, body_indices = run_router(portable_session(case), case.logits)
+    np.testing.assert_array_equal(body_indices, indices)
+    np.testing.assert_allclose(body_weights, weights, rtol=0, atol=RTOL * max(largest, 1e-30))
+    assert body_weights.dtype == np.float32
+    assert body_indices.dtype == np.int32
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_equal_keys_go_to_the_lower_index(onnx_type: str) -> None:
+    attributes = FUSED_ROUTER.complete({"k": 3, "score": "sigmoid", "num_groups": 4, "topk_groups": 2})
+    case = RouterCase(attributes, (2, 8), onnx_type, texture="constant")
+    _, indices = run_router(portable_session(case), case.logits)
+    assert indices.tolist() == [[0, 1, 2]] * 2
+
+
+def test_sparse_mixer_body() -> None:
+    attributes = FUSED_ROUTER.complete({"k": 2, "score": "sparse_mixer", "mixer_threshold": 0.5, "normalize": 0})
+    case = RouterCase(attributes, (64, 16))
+    weights, indices = case.emulate()
+    body_weights, body_indices = run_router(portable_session(case), case.logits)
+    np.testing.assert_array_equal(body_indices, indices)
+    np.testing.assert_allclose(body_weights, weights, rtol=1e-5)
+
+
+def test_every_node_of_a_body_is_used() -> None:
+    for score in ("softmax", "sigmoid", "sqrtsoftplus", "none"):
+        for normalize in (0, 1):
+            for after in (0, 1):
+                given = {"k": 2, "score": score, "normalize": normalize, "score_after_topk": after}
+                model = ir.from_proto(case_model(RouterCase(FUSED_ROUTER.complete(given), (3, 8))))
+                function = build_function(Router.read(model.graph[0]), 20)
+                for node in function.all_nodes():
+                    for output in node.outputs:
+                        used = output.uses() or output in function.outputs
+                        assert used or (node.op_type == "TopK" and output is node.outputs[0]), (given, node)
+
+
+def test_a_function_names_the_ops_attributes_and_inputs() -> None:
+    case = RouterCase(FUSED_ROUTER.complete({"k": 2, "score": "softmax"}), (3, 8), has_expert_scale=True)
+    function = build_function(Router.read(ir.from_proto(case_model(case)).graph[0]), 20)
+    assert list(function.attributes) == sorted(case.attributes)
+    assert [value.name for value in function.inputs] == ["logits", "selection_bias", "expert_scale"]
+    assert [value.name for value in function.outputs] == ["weights", "indices"]
+    assert function.overload.startswith("softmax_top2_")
+
+
+def test_group_mask_needs_a_fixed_number_of_experts() -> None:
+    attributes = FUSED_ROUTER.complete({"k": 2, "score": "sigmoid", "num_groups": 4, "topk_groups": 2})
+    model = ir.from_proto(case_model(RouterCase(attributes, (3, 8))))
+    model.graph.inputs[0].shape = ir.Shape([3, "E"])
+    with pytest.raises(ValueError, match="a group mask needs a fixed number of experts"):
+        build_function(Router.read(model.graph[0]), 20)

@@ -1,0 +1,204 @@
+"""The public function: what it promises beyond single rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from ort_moe.errors import ModelError
+from ort_moe.rewrites import rewrite
+from tests.rewrites.blocks import EXPERTS_TEXT, STANDARD_CONSTANTS, assert_same, block, run
+
+SOFTMAX = "scores = Softmax <axis = -1> (logits)\n weights, ids = TopK (scores, k)"
+
+
+def two_routers(second: str) -> ir.Model:
+    """Two blocks in a row: the first renormalises a softmax, the second is given."""
+    rng = np.random.default_rng(0)
+    layer = EXPERTS_TEXT
+    for name in ("rows", "chosen", "x4", "products", "outputs", "column", "weighted"):
+        layer = (
+            layer.replace(f"{name} ", f"{name}_2 ")
+            .replace(f"({name},", f"({name}_2,")
+            .replace(f" {name})", f" {name}_2)")
+        )
+    layer = layer.replace("(ids,", "(ids_2,").replace("(weights,", "(weights_2,").replace("(x,", "(y,")
+    layer = layer.replace("    y = ", "    z = ")
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+        layers (float[T, 4] x) => (float[T, 4] z) {{
+            logits = MatMul (x, gate)
+            s = Softmax <axis = -1> (logits)
+            raw, ids = TopK (s, k)
+            total = ReduceSum <keepdims = 1> (raw, minus1)
+            weights = Div (raw, total)
+            {EXPERTS_TEXT}
+            logits_2 = MatMul (y, gate)
+            {second}
+            {layer}
+        }}"""
+    proto = onnx.parser.parse_model(text)
+    arrays = {
+        **STANDARD_CONSTANTS,
+        "gate": rng.standard_normal((4, 8)).astype(np.float32),
+        "experts": rng.standard_normal((8, 4, 4)).astype(np.float32),
+    }
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return ir.from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("second", "overloads"),
+    [
+        ("s_2 = Sigmoid (logits_2)\n weights_2, ids_2 = TopK (s_2, k)", 2),
+        (
+            "s_2 = Softmax <axis = 1> (logits_2)\n raw_2, ids_2 = TopK <sorted = 0> (s_2, k)\n"
+            "total_2 = ReduceSum <keepdims = 1> (raw_2, minus1)\n weights_2 = Div (raw_2, total_2)",
+            1,
+        ),
+    ],
+    ids=["two configurations", "one configuration"],
+)
+def test_one_function_per_configuration(second: str, overloads: int) -> None:
+    original, model = two_routers(second), two_routers(second)
+    result = rewrite(model)
+    assert [site.status for site in result.sites] == ["whole", "whole"]
+    assert len(model.functions) == overloads
+    routers = [node for node in model.graph if node.op_type == "FusedRouter"]
+    assert all(node.op_identifier() in model.functions for node in routers)
+    assert [list(node.attributes) for node in routers] == [sorted(routers[0].attributes)] * 2
+    names = {value.name for node in model.graph for value in node.outputs}
+    assert names >= {"logits", "weights", "ids", "logits_2", "weights_2", "ids_2"}
+    onnx.checker.check_model(ir.to_proto(model))
+    x = np.random.default_rng(2).standard_normal((9, 4)).astype(np.float32)
+    was, now = (
+        onnxruntime.InferenceSession(ir.to_proto(m).SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
+        for m in (original, model)
+    )
+    np.testing.assert_allclose(now, was, rtol=0, atol=1e-5 * np.abs(was).max())
+
+
+def test_same_router_written_twice_becomes_the_same_node() -> None:
+    plain = "s = Softmax <axis = -1> (logits)\n raw, ids = TopK (s, k)\n t = ReduceSum <keepdims = 1> (raw, minus1)\n"
+    limit = "weights = Div (raw, t)", "limited = Max (t, zero)\n weights = Div (raw, limited)"
+    first, second = (rewrite(block(plain + line, {"zero": 0.0})).sites[0].attributes for line in limit)
+    assert first == second
+
+
+def test_opset_import_and_metadata() -> None:
+    model = block(SOFTMAX)
+    rewrite(model)
+    assert model.graph.opset_imports == {"": 20, "ort_moe": 1}
+    (node,) = [node for node in model.graph if node.op_type == "FusedRouter"]
+    assert node.name == "topk_2"
+    assert node.metadata_props == {"ort_moe.topk": "topk_2", "ort_moe.absorbed": "softmax"}
+
+
+def test_second_run_sees_the_same_sites() -> None:
+    model = block(SOFTMAX)
+    first = rewrite(model)
+    second = rewrite(model)
+    assert first.modified
+    assert not second.modified
+    assert first.sites == second.sites
+
+
+def test_survives_saving() -> None:
+    model = block(SOFTMAX)
+    rewrite(model)
+    loaded = ir.from_proto(onnx.ModelProto.FromString(ir.to_proto(model).SerializeToString()))
+    assert not rewrite(loaded).modified
+    assert_same(block(SOFTMAX), loaded)
+
+
+def test_refuses_another_version_of_the_domain() -> None:
+    model = block(SOFTMAX)
+    model.graph.opset_imports["ort_moe"] = 2
+    with pytest.raises(ModelError, match="the model imports version 2 of the domain 'ort_moe', expected 1"):
+        rewrite(model)
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+def test_refuses_an_old_operator_set(opset: int) -> None:
+    model = block(SOFTMAX)
+    model.graph.opset_imports[""] = opset
+    with pytest.raises(ModelError, match=f"the model imports standard operator set {opset}, expected 13 or newer"):
+        rewrite(model)
+
+
+@pytest.mark.parametrize("opset", [13, 18, 20])
+def test_operator_sets(opset: int) -> None:
+    original, model = block(SOFTMAX, opset=opset), block(SOFTMAX, opset=opset)
+    (site,) = rewrite(model).sites
+    assert site.status == "whole"
+    assert_same(original, model)
+
+
+def test_a_model_without_routers_is_left_alone() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[T, 4] x) => (float[T, 4] y) { y = Relu (x) }'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    result = rewrite(model)
+    assert not result.modified
+    assert result.sites == ()
+    assert model.graph.opset_imports == {"": 20}
+
+
+SUBGRAPH = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[T, 4] x, bool b) => (float[T, 2] y) {
+        y = If (b) <
+            then_branch = inner () => (float[T, 2] v) { v, i = TopK (x, k) },
+            else_branch = other () => (float[T, 2] w) { w, j = TopK (x, k) }
+        >
+    }"""
+
+
+def test_topk_in_a_subgraph_is_reported() -> None:
+    proto = onnx.parser.parse_model(SUBGRAPH)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
+    sites = rewrite(ir.from_proto(proto)).sites
+    assert {(site.graph, site.status) for site in sites} == {("inner", "left"), ("other", "left")}
+    assert {finding.reason.slug for site in sites for finding in site.findings} == {"topk-in-subgraph"}
+
+
+def test_topk_in_a_function_is_reported() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20, "local" : 1]>
+        g (float[T, 4] x) => (float[T, 2] y) { y = local.best (x, k) }
+        <domain: "local", opset_import: ["" : 20]>
+        best (x, k) => (v) { v, i = TopK (x, k) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
+    (site,) = rewrite(ir.from_proto(proto)).sites
+    assert (site.graph, site.status) == ("local::best", "left")
+    assert [finding.reason.slug for finding in site.findings] == ["topk-in-subgraph"]
+
+
+def test_names_of_logits_weights_and_indices_survive() -> None:
+    model = block(SOFTMAX, outputs=", float[T, 8] logits")
+    rewrite(model)
+    (node,) = [node for node in model.graph if node.op_type == "FusedRouter"]
+    assert node.inputs[0] is not None
+    assert node.inputs[0].name == "logits"
+    assert node.outputs[0].name == "weights"
+    outputs = run(model, np.zeros((3, 4)), with_library=True)
+    assert outputs["ids"].tolist() == [[0, 1]] * 3
+
+
+def test_raises_the_ir_version_for_overloads_alone() -> None:
+    model, other = block(SOFTMAX), block("weights, ids = TopK (logits, k)")
+    model.ir_version = other.ir_version = 8
+    rewrite(model)
+    rewrite(other)
+    assert (model.ir_version, other.ir_version) == (10, 8)
+
+
+def test_nodes_without_names_are_named_after_their_outputs() -> None:
+    model = block(SOFTMAX)
+    for node in model.graph:
+        node.name = ""
+    (site,) = rewrite(model).sites
+    assert site.node == "TopK_weights"
