@@ -63,5 +63,8 @@ fixtures: .venv/.export
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev,export]'
 	touch $@
 
+docs: setup
+	$(BIN)/python docs/generate.py
+
 clean:
 	rm -rf build .venv

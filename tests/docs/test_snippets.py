@@ -1,7 +1,7 @@
 """Runs every command and snippet of the documentation, top to bottom, one folder per page.
 
-A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make` lines are
-checked against the Makefile without being run, for they run this very test. Any other language is only shown.
+A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make` lines
+are checked against the Makefile without being run, for they run this very test. Any other language is only shown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def snippets(page: Path) -> list[Snippet]:
 
 
 def run_page(page: Path, folder: Path, gpu: bool) -> None:
-    """Runs the page's snippets in one folder that holds the repository's fixtures and benchmarks, as a checkout does."""
+    """Runs the page's snippets in one folder that has the sample models and benchmarks, as a checkout does."""
     for name in ("models", "benchmarks", "docs"):
         (folder / name).symlink_to(ROOT / name)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,17 +1,17 @@
-"""Writes docs/ops.md, the op reference, from the op table: `python -m ort_moe.optable_docs docs/ops.md`."""
+"""Writes the pages that are derived from tables: `python docs/generate.py` renews docs/ops.md and docs/codes.md."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
+from ort_moe.reasons import REASONS
 
 _HEADER = f"""\
 # Ops
 
-<!-- Generated from ort_moe/ops.py by `python -m ort_moe.optable_docs docs/ops.md`; edit the table instead. -->
+<!-- Generated from ort_moe/ops.py by `make docs`; edit the table instead. -->
 
 Every op lives in the domain `{DOMAIN}`, version {VERSION}, and has a kernel for the CPU. On a node every attribute must
 be written out, because ONNX Runtime reads a misspelt optional attribute as absent; the last column is the value that
@@ -19,8 +19,24 @@ changes nothing.
 """
 
 
+_CODES_HEADER = """\
+# Reason codes
+
+<!-- Generated from ort_moe/reasons.py by `make docs`; edit the table instead. -->
+
+`ort-moe explain MODEL` and the report of `ort-moe optimize` name one of these wherever a router was left alone or only
+partly fused. A code never changes its meaning.
+"""
+
+
+def reason_codes() -> str:
+    """The page of reason codes, in Markdown."""
+    rows = ((f"`{r.code}`", f"`{r.slug}`", r.sentence, r.remedy) for r in REASONS.values())
+    return "\n".join([_CODES_HEADER, _table(("code", "name", "meaning", "what to do"), rows)])
+
+
 def op_reference() -> str:
-    """The whole page, in Markdown."""
+    """The op reference, in Markdown."""
     return "\n".join([_HEADER, *(op_section(op) for op in OPS.values())])
 
 
@@ -59,5 +75,9 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
     return f"`{attribute.name}`", attribute.kind, doc, neutral
 
 
+PAGES: Mapping[str, Callable[[], str]] = {"ops.md": op_reference, "codes.md": reason_codes}
+"""Each generated page of this folder, and what writes it."""
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(op_reference(), encoding="utf-8")
+    for name, page in PAGES.items():
+        (Path(__file__).parent / name).write_text(page(), encoding="utf-8")
