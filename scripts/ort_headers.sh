@@ -15,7 +15,7 @@ fail() {
 }
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-folder="${1:-$root/build/ort-headers}"
+folder="$(realpath --canonicalize-missing "${1:-$root/build/ort-headers}")"  # apt runs in another folder
 if [[ -e "$folder" && ! -f "$folder/onnxruntime_c_api.h" ]]; then fail "$folder is there and holds something else"; fi
 mkdir -p "$(dirname "$folder")"
 work="$(mktemp -d "$(dirname "$folder")/.ort-headers.XXXXXX")"

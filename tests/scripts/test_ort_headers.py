@@ -54,3 +54,9 @@ def test_no_archive(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "ORT_ARCHIVE names no file" in result.stderr
     assert not (tmp_path / "headers").exists()
+
+
+def test_a_relative_folder_is_made_absolute_at_once(tmp_path: Path, archive: Path) -> None:
+    environment = os.environ | {"ORT_ARCHIVE": str(archive)}
+    result = subprocess.run([SCRIPT, "a/b"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == f"ONNX Runtime C API 30 in {tmp_path}/a/b\n"
