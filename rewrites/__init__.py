@@ -99,6 +99,6 @@ def _check_imports(imports: dict[str, int]) -> None:
     ours = imports.get(DOMAIN, VERSION)
     if ours != VERSION:
         raise ModelError(f"the model imports version {ours} of the domain '{DOMAIN}', expected {VERSION}")
-    standard = imports.get("")
+    standard = imports.get("", imports.get("ai.onnx"))
     if standard is None or standard < OLDEST_OPSET:
         raise ModelError(f"the model imports standard operator set {standard}, expected {OLDEST_OPSET} or newer")

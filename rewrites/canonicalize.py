@@ -20,6 +20,7 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     Returns:
         Whether constants were lifted or nodes removed, and what shape inference complained of, if it failed.
     """
+    _spell_standard_domain(model)
     for node in model.graph:
         if not node.name:  # findings and the report speak of nodes by name
             node.name = f"{node.op_type}_{node.outputs[0].name}"
@@ -27,6 +28,17 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     modified = lift(model).modified
     complaint = infer_shapes(model) if _lacks_types(model.graph) else None
     return clean_up(model) or modified, complaint
+
+
+def _spell_standard_domain(model: ir.Model) -> None:
+    """Spell the standard domain as the empty string, its other name."""
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:
+        version = imports.pop("ai.onnx")
+        imports.setdefault("", version)
+    for node in model.graph.all_nodes():
+        if node.domain == "ai.onnx":
+            node.domain = ""
 
 
 def clean_up(model: ir.Model) -> bool:

@@ -25,7 +25,7 @@ FLOATS = HALF | {ir.DataType.FLOAT}
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Whether the node is a standard ONNX operator of one of these types."""
-    return node is not None and node.domain in ("", "ai.onnx") and node.op_type in op_types
+    return node is not None and node.domain == "" and node.op_type in op_types
 
 
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:

@@ -139,6 +139,16 @@ def test_operator_sets(opset: int) -> None:
     assert_same(original, model)
 
 
+def test_standard_domain_by_its_long_name() -> None:
+    model = block(SOFTMAX)
+    model.graph.opset_imports["ai.onnx"] = model.graph.opset_imports.pop("")
+    for node in model.graph:
+        node.domain = "ai.onnx"
+    (site,) = rewrite(model).sites
+    assert site.status == "whole"
+    assert_same(block(SOFTMAX), model)
+
+
 def test_a_model_without_routers_is_left_alone() -> None:
     text = '<ir_version: 10, opset_import: ["" : 20]> g (float[T, 4] x) => (float[T, 4] y) { y = Relu (x) }'
     model = ir.from_proto(onnx.parser.parse_model(text))
