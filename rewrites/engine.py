@@ -20,6 +20,7 @@ from ort_moe.rewrites.growth import (
     GATHER_RULES,
     NORMALIZE_RULES,
     SCALE_RULES,
+    SCATTER_RULES,
     SCORE_AFTER_TOPK_RULES,
     SCORE_RULES,
     SOFTCAP_RULES,
@@ -31,7 +32,7 @@ _SEEDS = {"seed group masks": GROUP_MASK_RULES, "seed routers": PLAIN_TOPK_RULES
 _AFTER_CHOICE = {
     "gather": GATHER_RULES,
     "sink casts": CAST_RULES,
-    "after the choice": (*NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES),
+    "after the choice": (*SCATTER_RULES, *NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES),
 }
 _BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES)}
 

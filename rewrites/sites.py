@@ -19,7 +19,7 @@ from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog
 from ort_moe.rewrites.unseed import will_be_put_back
-from ort_moe.rewrites.values import RESHAPING, constant, consumers, integers, is_op, label, producer, through
+from ort_moe.rewrites.values import RESHAPING, constant, consumers, filling, integers, is_op, label, producer, through
 
 Status = Literal["whole", "partly", "left"]
 
@@ -167,7 +167,7 @@ def _is_linear_bias(node: ir.Node) -> bool:
 def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bool:
     """Whether a product or a scatter mixes the weights into activations: the expert layer's work, not the router's."""
     if is_op(node, "ScatterElements"):
-        return len(node.inputs) > 2 and node.inputs[2] in _cast_copies(weights) and constant(node.inputs[0]) is not None
+        return len(node.inputs) > 2 and node.inputs[2] in _cast_copies(weights) and filling(node.inputs[0]) == 0.0
     if not is_op(node, "Mul"):
         return False
     copies = _cast_copies(weights)

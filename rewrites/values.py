@@ -134,6 +134,21 @@ def vector(value: ir.Value | None, length: int | None) -> Array | None:
     return np.ascontiguousarray(array.reshape(-1).astype(np.float32))
 
 
+def filling(value: ir.Value | None) -> float | None:
+    """The one number of which a tensor is full, however it was made."""
+    if value is None:
+        return None
+    node = producer(value, "ConstantOfShape", "Expand", "Cast")
+    if node is None:
+        array = constant(value)
+        single = [] if array is None else np.unique(array).tolist()
+        return float(single[0]) if len(single) == 1 else None
+    if node.op_type == "ConstantOfShape":
+        filler = node.attributes.get_tensor("value")
+        return 0.0 if filler is None else float(filler.numpy().reshape(-1)[0])
+    return filling(node.inputs[0])
+
+
 def axes(node: ir.Node) -> list[int] | None:
     """The axes of a reduction or an (un)squeeze, as an attribute (old opsets) or a constant input; None if neither."""
     attribute = node.attributes.get_ints("axes")

@@ -7,6 +7,7 @@ from ort_moe.rewrites.growth.casts import CAST_RULES
 from ort_moe.rewrites.growth.gather import GATHER_RULES
 from ort_moe.rewrites.growth.normalize import NORMALIZE_RULES
 from ort_moe.rewrites.growth.scale import SCALE_RULES
+from ort_moe.rewrites.growth.scatter import SCATTER_RULES
 from ort_moe.rewrites.growth.score import SCORE_RULES
 from ort_moe.rewrites.growth.score_after_topk import SCORE_AFTER_TOPK_RULES
 from ort_moe.rewrites.growth.softcap import SOFTCAP_RULES
@@ -16,6 +17,7 @@ __all__ = [
     "GATHER_RULES",
     "NORMALIZE_RULES",
     "SCALE_RULES",
+    "SCATTER_RULES",
     "SCORE_AFTER_TOPK_RULES",
     "SCORE_RULES",
     "SOFTCAP_RULES",

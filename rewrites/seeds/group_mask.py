@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
@@ -19,8 +18,8 @@ from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
 from ort_moe.rewrites.seeds.plain_topk import seed
 from ort_moe.rewrites.values import (
-    constant,
     dim,
+    filling,
     integer,
     integers,
     is_last_axis,
@@ -126,7 +125,7 @@ def _kept_groups(mask: ir.Value, experts: int) -> tuple[int, int]:
         and scatter.attributes.get_string("reduction", "none") == "none",
         "the group mask is not scattered along its last axis",
     )
-    require(_filling(zeros) == 0.0 and _filling(ones) == 1.0, "the group mask is not made of ones among zeros")
+    require(filling(zeros) == 0.0 and filling(ones) == 1.0, "the group mask is not made of ones among zeros")
     groups, kept = dim(zeros, -1), dim(ids, -1)
     if groups is None or kept is None:
         raise Refusal("the number of groups is not fixed")
@@ -181,21 +180,6 @@ def _group_score_top(mask: ir.Value, keys: ir.Value, groups: int, experts: int) 
         "the scores of the groups are not made of the masked keys",
     )
     return top
-
-
-def _filling(value: ir.Value | None) -> float | None:
-    """The one number of which a tensor is full, however it was made."""
-    if value is None:
-        return None
-    node = producer(value, "ConstantOfShape", "Expand", "Cast")
-    if node is None:
-        array = constant(value)
-        single = [] if array is None else np.unique(array).tolist()
-        return float(single[0]) if len(single) == 1 else None
-    if node.op_type == "ConstantOfShape":
-        filler = node.attributes.get_tensor("value")
-        return 0.0 if filler is None else float(filler.numpy().reshape(-1)[0])
-    return _filling(node.inputs[0])
 
 
 GROUP_MASK_RULES = (SeedGroupMask(),)

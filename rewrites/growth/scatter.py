@@ -1,0 +1,84 @@
+"""Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w)), for w the weights of a FusedRouter.
+
+How a dense layer over all experts is fed: the chosen logits among -inf, and their sigmoid among zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.rewrites.router_node import is_router
+from ort_moe.rewrites.rule import Refusal, RouterRule, require
+from ort_moe.rewrites.values import FLOATS, filling, producer, through
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """A scatter of weights into -inf: its operands, and where the shape of the result is from."""
+
+    node: ir.Node
+    ids: ir.Value
+    weights: ir.Value
+    shape: ir.Value | tuple[int, ...]
+
+
+class SigmoidOfScatter(RouterRule):
+    """Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w)).
+
+    For a tensor that is -inf throughout and w the weights of a FusedRouter, with or without casts on the way; the
+    sigmoid of -inf is 0.
+    """
+
+    title = "sigmoid-of-scatter"
+    root = "Sigmoid"
+
+    def pattern(self, op: Any, scattered: Any) -> Any:
+        return op.Sigmoid(scattered, _outputs=["scored"])
+
+    def read(self, scattered: ir.Value, **_: Any) -> _Scatter:
+        scatter = producer(through(scattered, {"Cast"}), "ScatterElements")
+        if scatter is None:
+            raise Refusal(f"'{scattered.name}' is not scattered")
+        data, ids, weights = scatter.inputs[:3]
+        assert data is not None
+        assert ids is not None
+        assert weights is not None
+        require(
+            is_router(through(weights, {"Cast"}).producer()), f"'{weights.name}' is not the weights of a FusedRouter"
+        )
+        require(filling(data) == -math.inf, f"the weights are not scattered into -inf but into '{data.name}'")
+        require(scatter.attributes.get_string("reduction", "none") == "none", "the scattered weights are accumulated")
+        require(scattered.dtype in FLOATS, f"the scattered weights are {scattered.dtype}")
+        shaper = producer(data, "Expand", "ConstantOfShape")
+        if shaper is not None and (shape := shaper.inputs[-1]) is not None:
+            return _Scatter(scatter, ids, weights, shape)
+        if data.shape is None or not data.shape.is_static():
+            raise Refusal(f"the shape of '{data.name}' is not known")
+        return _Scatter(scatter, ids, weights, tuple(data.shape.numpy()))
+
+    def rewrite(self, op: Any, scattered: ir.Value, **_: Any) -> ir.Value:
+        read = self.read(scattered=scattered)
+        dtype = scattered.dtype
+        assert dtype is not None
+        static = isinstance(read.shape, tuple)
+        array = np.zeros(read.shape if isinstance(read.shape, tuple) else (), dtype.numpy())
+        zeros = op.initializer(ir.tensor(array), name=f"{scattered.name}_zero")
+        if not static:
+            zeros = op.Expand(zeros, read.shape)
+        weights = read.weights
+        if weights.dtype != dtype:
+            weights = op.Cast(weights, to=dtype)
+            weights.dtype, weights.shape = dtype, read.weights.shape
+        scored = op.Sigmoid(weights)
+        zeros.dtype, zeros.shape = dtype, scattered.shape
+        scored.dtype, scored.shape = dtype, weights.shape
+        result: ir.Value = op.ScatterElements(zeros, read.ids, scored, **dict(read.node.attributes))
+        return result
+
+
+SCATTER_RULES = (SigmoidOfScatter(),)

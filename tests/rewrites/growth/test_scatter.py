@@ -1,0 +1,85 @@
+"""Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w))."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ort_moe.rewrites import rewrite
+from tests.rewrites.blocks import DTYPES, EXPERTS, HIDDEN, block
+
+DENSE = """
+    by_expert = Transpose <perm = [1, 0]> (dense)
+    column = Unsqueeze (by_expert, minus1)
+    scaled = Mul (column, x)
+    all = MatMul (scaled, experts)
+    y = ReduceSum <keepdims = 0> (all, zero)"""
+
+ROUTER = "raw, ids = TopK (logits, k)\n"
+EXPANDED = "shape = Shape (logits)\n full = Expand (fill, shape)\n"
+SCATTER = "hot = ScatterElements <axis = 1> (full, ids, raw)\n"
+
+
+def dense(router: str, *, dtype: str = "float", **constants: Any) -> ir.Model:
+    return block(
+        ROUTER + router, {"fill": -math.inf, "zero": np.array([0]), **constants}, dtype=dtype, experts_text=DENSE
+    )
+
+
+def outputs(model: ir.Model, dtype: str) -> np.ndarray:
+    x = np.random.default_rng(1).standard_normal((7, HIDDEN)).astype(DTYPES[dtype])
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0], np.float64)
+
+
+FORMS = {
+    "expand": ("float", EXPANDED + SCATTER + "dense = Sigmoid (hot)"),
+    "constant of shape": (
+        "float",
+        "shape = Shape (logits)\n full = ConstantOfShape <value = float[1] {-inf}> (shape)\n"
+        + SCATTER
+        + "dense = Sigmoid (hot)",
+    ),
+    "half": ("float16", EXPANDED + SCATTER + "dense = Sigmoid (hot)"),
+    "half, cast": (
+        "float16",
+        EXPANDED + SCATTER + "wide = Cast <to = 1> (hot)\n s = Sigmoid (wide)\n dense = Cast <to = 10> (s)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sigmoid_moves_before_the_scatter(name: str) -> None:
+    dtype, router = FORMS[name]
+    original, model = dense(router, dtype=dtype), dense(router, dtype=dtype)
+    (site,) = rewrite(model).sites
+    assert site.status == "whole", site.findings
+    assert site.absorbed == ("sigmoid-after-topk",)
+    assert [node.op_type for node in model.graph].count("Sigmoid") == 0
+    was, now = outputs(original, dtype), outputs(model, dtype)
+    np.testing.assert_allclose(now, was, rtol=0, atol=(1e-5 if dtype == "float" else 3e-3) * np.abs(was).max())
+    assert not rewrite(model).modified
+
+
+REFUSALS = {
+    "other fill": (EXPANDED + SCATTER + "dense = Sigmoid (hot)", {"fill": -1.0}),
+    "accumulated": (
+        EXPANDED + SCATTER.replace("axis = 1", 'axis = 1, reduction = "max"') + "dense = Sigmoid (hot)",
+        {},
+    ),
+    "into logits": (SCATTER.replace("full", "logits") + "dense = Sigmoid (hot)", {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_other_scatters_stay(name: str) -> None:
+    router, constants = REFUSALS[name]
+    original, model = dense(router, **constants), dense(router, **constants)
+    (site,) = rewrite(model).sites
+    assert (site.status, site.experts) == ("left", EXPERTS)
+    np.testing.assert_array_equal(outputs(model, "float"), outputs(original, "float"))
