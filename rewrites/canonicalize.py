@@ -1,17 +1,27 @@
-"""Bring a graph into the one form that the rules know, with onnx_ir's passes alone.
+"""Bring a graph into the one form that the rules know.
 
-Constants become initializers, types and shapes are inferred where the file lacks them, and identities, repeated
-and unused nodes go.
+Constants become initializers, the integer arithmetic of shapes is folded, types and shapes are inferred where the file
+lacks them, and identities, repeated and unused nodes go. Subgraphs keep their nodes.
 """
 
 from __future__ import annotations
 
 import logging
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ort_moe.rewrites.values import Array, constant, is_op
+
 _INFERENCE_LOGGER = logging.getLogger("onnx_ir.passes.common.shape_inference")
+
+_SHAPE_ARITHMETIC = (
+    "Add", "Cast", "Concat", "ConstantOfShape", "Equal", "Gather", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze",
+    "Where",
+)  # fmt: skip
+_SHAPE_ELEMENTS = 64
+"""Elements up to which integers are taken for the arithmetic of a shape."""
 
 
 def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
@@ -26,34 +36,80 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
             node.name = f"{node.op_type}_{node.outputs[0].name}"
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     modified = lift(model).modified
+    modified = fold_shapes(model.graph) or modified
     complaint = infer_shapes(model) if _lacks_types(model.graph) else None
     return clean_up(model) or modified, complaint
 
 
-def _spell_standard_domain(model: ir.Model) -> None:
-    """Spell the standard domain as the empty string, its other name."""
-    imports = model.graph.opset_imports
-    if "ai.onnx" in imports:
-        version = imports.pop("ai.onnx")
-        imports.setdefault("", version)
-    for node in model.graph.all_nodes():
-        if node.domain == "ai.onnx":
-            node.domain = ""
-
-
 def clean_up(model: ir.Model) -> bool:
-    """Sort, then drop identities, repeated and unused nodes; True if that changed more than the order."""
+    """Sort, then drop unused nodes, identities and repeated nodes; True if that changed more than the order."""
     # Rules with several outputs insert nodes behind their first consumers, and the unused pass needs the order. Unused
     # nodes go first: a repeated expression takes the name of its first copy, which must be one that is in use.
     model.graph.sort()
-    modified = False
-    for graph_pass in (
-        common.RemoveUnusedNodesPass(),
-        common.IdentityEliminationPass(),
-        common.CommonSubexpressionEliminationPass(),
-    ):
-        modified = graph_pass(model).modified or modified
-    return modified
+    modified = common.RemoveUnusedNodesPass()(model).modified
+    modified = drop_identities(model.graph) or modified
+    return common.CommonSubexpressionEliminationPass()(model).modified or modified
+
+
+def drop_identities(graph: ir.Graph) -> bool:
+    """Hand the consumers of each Identity its input; one that makes an output of the graph stays."""
+    # Not onnx_ir's pass: it also takes an Identity that makes a value of the outer graph the output of a branch, which
+    # leaves the branch without its output.
+    dropped = False
+    for node in graph:
+        if is_op(node, "Identity") and not node.outputs[0].is_graph_output() and node.inputs[0] is not None:
+            source, result = node.inputs[0], node.outputs[0]
+            source.type, source.shape = source.type or result.type, source.shape or result.shape
+            result.replace_all_uses_with(source)
+            graph.remove(node, safe=True)
+            dropped = True
+    return dropped
+
+
+def fold_shapes(graph: ir.Graph) -> bool:
+    """Replace small integer expressions of constants, as legacy exports compute shapes with, by their values."""
+    folded = False
+    for node in graph:
+        if not is_op(node, *_SHAPE_ARITHMETIC) or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+            continue
+        inputs = [constant(value, _SHAPE_ELEMENTS) for value in node.inputs]
+        if any(array is None or array.dtype.kind not in "iub" for array in inputs):
+            continue
+        result = _evaluate(node, [array for array in inputs if array is not None], graph.opset_imports[""])
+        if result is None or result.size > _SHAPE_ELEMENTS or result.dtype.kind not in "iub":
+            continue
+        output = node.outputs[0]
+        value = ir.Value(name=output.name, const_value=ir.tensor(result, name=output.name))
+        value.shape, value.dtype = ir.Shape(result.shape), ir.DataType.from_numpy(result.dtype)
+        output.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+        folded = True
+    return folded
+
+
+def _evaluate(node: ir.Node, inputs: list[Array], opset: int) -> Array | None:
+    """The node's output for these inputs, by ONNX's reference; None where the node is not valid."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type == "ConstantOfShape" and inputs[0].prod() > _SHAPE_ELEMENTS:
+        return None
+    names = [f"input_{position}" for position in range(len(inputs))]
+    proto = ir.to_proto(node)
+    assert isinstance(proto, onnx.NodeProto)
+    del proto.input[:], proto.output[:]
+    proto.input.extend(names)
+    proto.output.append("output")
+    graph = onnx.helper.make_graph(
+        [proto], "node", [onnx.ValueInfoProto(name=name) for name in names], [onnx.ValueInfoProto(name="output")]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        (result,) = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+    except Exception:  # an invalid node is the runtime's to refuse
+        return None
+    return np.asarray(result) if isinstance(result, np.ndarray | np.generic) else None
 
 
 def infer_shapes(model: ir.Model) -> str | None:
@@ -72,6 +128,17 @@ def infer_shapes(model: ir.Model) -> str | None:
     finally:
         _INFERENCE_LOGGER.removeFilter(keep)
     return complaints[0] if complaints else None
+
+
+def _spell_standard_domain(model: ir.Model) -> None:
+    """Spell the standard domain as the empty string, its other name."""
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:
+        version = imports.pop("ai.onnx")
+        imports.setdefault("", version)
+    for node in model.graph.all_nodes():
+        if node.domain == "ai.onnx":
+            node.domain = ""
 
 
 def _lacks_types(graph: ir.Graph) -> bool:

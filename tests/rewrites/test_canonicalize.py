@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from ort_moe.rewrites import rewrite
@@ -48,3 +50,47 @@ def test_complaint_of_shape_inference(monkeypatch: pytest.MonkeyPatch, caplog: p
     (finding,) = result.findings
     assert (finding.reason.slug, finding.detail) == ("shape-inference-failed", "no type for 'logits'")
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_branches_keep_the_identities_that_make_their_outputs() -> None:
+    model = parse(
+        """g (float[T, 4] x, bool b) => (float[T, 4] y) {
+            outer = Neg (x)
+            y = If (b) <
+                then_branch = same () => (float[T, 4] v) { v = Identity (outer) },
+                else_branch = other () => (float[T, 4] w) { w = Abs (outer) }
+            >
+        }"""
+    )
+    canonicalize(model)
+    x = np.ones((2, 4), np.float32)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(None, {"x": x, "b": np.array(True)})[0], -x)
+
+
+def test_outputs_of_one_value_keep_their_names() -> None:
+    model = parse("g (float[T, 4] x) => (float[T, 4] y, float[T, 4] z) { y = Neg (x)\n z = Identity (y) }")
+    assert canonicalize(model) == (False, None)
+    assert [output.name for output in model.graph.outputs] == ["y", "z"]
+
+
+def test_shape_arithmetic_is_folded() -> None:
+    model = parse(
+        """g (float[T, 4, 1] x) => (float[T, 4, 2] y) {
+            wanted = Constant <value_ints = [-1, 4, 2]> ()
+            three = Constant <value_ints = [3]> ()
+            ones = ConstantOfShape <value = int64[1] {1}> (three)
+            minus = Constant <value_int = -1> ()
+            negative = Mul (ones, minus)
+            free = Equal (wanted, negative)
+            shape = Where (free, ones, wanted)
+            wide = Expand (x, shape)
+            y = Neg (wide)
+        }"""
+    )
+    canonicalize(model)
+    assert [node.op_type for node in model.graph] == ["Expand", "Neg"]
+    assert model.graph[0].outputs[0].shape == ir.Shape(["T", 4, 2])
+    (shape,) = model.graph.initializers.values()
+    assert shape.const_value is not None
+    assert shape.const_value.numpy().tolist() == [1, 4, 2]
