@@ -50,6 +50,17 @@ ORT_MOE_HD float Div(float a, float b) {
 #endif
 }
 
+// 1 / a for a in [1, 2^100] or NaN: Div without the branch of its rare cases on a device.
+ORT_MOE_HD float Reciprocal(float a) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+  return __fmaf_rn(r, __fmaf_rn(-a, r, 1.0f), r);
+#else
+  return 1.0f / a;
+#endif
+}
+
 ORT_MOE_HD float Sqrt(float a) {
 #if defined(__CUDA_ARCH__)
   return __fsqrt_rn(a);
@@ -87,9 +98,12 @@ ORT_MOE_HD float PowerOfTwo(int n) { return BitsToFloat(static_cast<uint32_t>(n 
 
 // e^x, within 1 ulp; subnormal results are rounded once, overflow gives +inf, NaN stays NaN.
 ORT_MOE_HD float Exp(float x) {
+  constexpr float kHighest = 88.7228393f, kLowest = -103.972084f;
+#if !defined(__CUDA_ARCH__)  // a device selects at the end instead: without branches several calls interleave
   if (IsNaN(x)) return x;
-  if (x > 88.7228393f) return Infinity();
-  if (x < -103.972084f) return 0.0f;
+  if (x > kHighest) return Infinity();
+  if (x < kLowest) return 0.0f;
+#endif
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // few bits, so n * kLn2High is exact
   constexpr float kLn2Low = -2.12194440e-4f;
@@ -106,7 +120,12 @@ ORT_MOE_HD float Exp(float x) {
   p = Add(Fma(p, Mul(r, r), r), 1.0f);
   const int exponent = static_cast<int>(n);
   const int half = exponent / 2;  // two steps reach 2^128 and the subnormals without leaving the format
-  return Mul(Mul(p, PowerOfTwo(half)), PowerOfTwo(exponent - half));
+  const float y = Mul(Mul(p, PowerOfTwo(half)), PowerOfTwo(exponent - half));
+#if defined(__CUDA_ARCH__)
+  return IsNaN(x) ? x : (x > kHighest ? Infinity() : (x < kLowest ? 0.0f : y));
+#else
+  return y;
+#endif
 }
 
 // Natural logarithm of a normal, positive, finite x, within 2 ulp.
@@ -164,8 +183,9 @@ ORT_MOE_HD float Tanh(float x) {
 
 // 1 / (1 + e^-x), within 3 ulp; far below zero it is e^x, which does not vanish before the format ends.
 ORT_MOE_HD float Sigmoid(float x) {
-  if (x < -64.0f) return Exp(x);
-  return Div(1.0f, Add(1.0f, Exp(-x)));
+  const bool small = x < -64.0f;
+  const float e = Exp(small ? x : -x);
+  return small ? e : Reciprocal(Add(1.0f, e));
 }
 
 // sqrt(softplus(x)), within 3 ulp, softplus linear above 20 as the frameworks have it. Far below zero it is e^(x/2),

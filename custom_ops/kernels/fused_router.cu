@@ -72,24 +72,29 @@ dim3 Grid(int64_t rows, int64_t rows_per_block) {
   return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
 }
 
-template <typename T, int kChunks>
+template <typename T, int kChunks, bool kPlain>
 cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
   const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
-  const size_t shared_bytes = warps * WarpRow<T, kChunks>::SharedFloats(p) * sizeof(float);
-  return Launch<FusedRouterWarpKernel<T, kChunks>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
+  const size_t shared_bytes = warps * WarpRow<T, kChunks, kPlain>::SharedBytes(p);
+  return Launch<FusedRouterWarpKernel<T, kChunks, kPlain>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
+}
+
+template <typename T, bool kPlain>
+cudaError_t LaunchLanesOrWarp(const RouterParams& p, cudaStream_t stream) {
+  if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) {
+    const int threads = p.rows <= kManyRows ? kWarp : kLaneBlock;
+    return Launch<FusedRouterLaneKernel<T, kPlain>>(Grid(p.rows, threads / kChunk), threads, 0, stream, p);
+  }
+  constexpr int kStep = kWarp * kChunk;
+  if (p.experts <= kStep) return LaunchWarp<T, 1, kPlain>(p, stream);
+  if (p.experts <= 2 * kStep) return LaunchWarp<T, 2, kPlain>(p, stream);
+  return LaunchWarp<T, 4, kPlain>(p, stream);
 }
 
 template <typename T>
 cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
-  if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) {
-    const int threads = p.rows <= kManyRows ? kWarp : kLaneBlock;
-    return Launch<FusedRouterLaneKernel<T>>(Grid(p.rows, threads / kChunk), threads, 0, stream, p);
-  }
   if (p.experts <= kMaxWarpExperts && p.k <= kMaxWarpChosen) {
-    constexpr int kStep = kWarp * kChunk;
-    if (p.experts <= kStep) return LaunchWarp<T, 1>(p, stream);
-    if (p.experts <= 2 * kStep) return LaunchWarp<T, 2>(p, stream);
-    return LaunchWarp<T, 4>(p, stream);
+    return IsPlain(p) ? LaunchLanesOrWarp<T, true>(p, stream) : LaunchLanesOrWarp<T, false>(p, stream);
   }
   return Launch<FusedRouterBlockKernel<T>>(Grid(p.rows, 1), kBlock, BlockRow<T>::SharedBytes(p), stream, p);
 }

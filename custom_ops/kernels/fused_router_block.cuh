@@ -44,30 +44,29 @@ class BlockRow {
   __device__ void Route(int64_t row) {
     row_ = row;
     __syncthreads();  // shared memory is free of the last row
-    uint32_t best = 0u;
     bool nan = false;
     for (int32_t chunk = thread_; chunk < chunks_; chunk += kBlock) {
       float x[kChunk];
-      LoadChunk<T>(p_, row, chunk, x);
+      LoadChunks<T, 1>(p_, row, chunk, 0, x);
+#pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         nan |= IsNaN(x[i]);
-        if (chunk * kChunk + i < p_.experts) x[i] = Softcap(p_, x[i]);
-        best = max(best, RankKey(x[i]));
         by_expert_[chunk * kChunk + i] = x[i];
       }
     }
     nan = __syncthreads_or(nan);
+    if (p_.softcap > 0.0f) ForEachExpert([&](int32_t, float x) { return Softcap(p_, x); });
     RowSoftmax softmax;
     if (p_.softmax_of_experts) {
+      uint32_t best = 0u;
+      for (int32_t e = thread_; e < p_.experts; e += kBlock) best = max(best, RankKey(by_expert_[e]));
       softmax.max = KeyValue(BlockMax(best));
-      softmax.sum = SumOverChunks([&](int32_t chunk, int i) {
-        return Exp(Add(by_expert_[chunk * kChunk + i], -softmax.max));  // past the end: e^-inf = 0
-      });
+      softmax.sum = SumOverChunks([&](float x) { return Exp(Add(x, -softmax.max)); });  // past the end: e^-inf = 0
     }
     MakeKeys(softmax);
     if (p_.grouped) MaskGroups();
     Choose();
-    ClearSums();
+    ClearByExpert();
     if (p_.score == Score::kSparseMixer) WeighSparseMixer(*this, p_, Chosen(0).expert, Chosen(1).expert);
     WeighChosen(*this, p_, softmax, nan);
     ForEachSlot([&](int32_t j, Slot& slot) {
@@ -90,15 +89,15 @@ class BlockRow {
   __device__ float SumOfChosen() {
     ForEachSlot([&](int32_t, Slot& slot) { by_expert_[slot.expert] = slot.value; });  // zero elsewhere
     __syncthreads();
-    return SumOverChunks([&](int32_t chunk, int i) { return by_expert_[chunk * kChunk + i]; });
+    return SumOverChunks([](float value) { return value; });
   }
 
   template <typename F>
   __device__ float SumOfExperts(F f) {
-    return SumOverChunks([&](int32_t chunk, int i) {
-      const int32_t expert = chunk * kChunk + i;
-      return expert < p_.experts ? f(expert, Logit(expert)) : 0.0f;
-    });
+    ForEachExpert([&](int32_t expert, float) { return f(expert, Logit(expert)); });
+    const float sum = SumOverChunks([](float value) { return value; });
+    ClearByExpert();
+    return sum;
   }
 
   __device__ float Logit(int32_t expert) const { return LoadLogit<T>(p_, row_, expert); }
@@ -125,6 +124,8 @@ class BlockRow {
     for (int32_t j = thread_; j < p_.k; j += kBlock) f(j, Chosen(j));
   }
 
+  __device__ uint32_t BlockMin(uint32_t value) { return ~BlockMax(~value); }
+
   __device__ uint32_t BlockMax(uint32_t value) {
     __shared__ uint32_t of_warps[kBlock / kWarp];
     value = WarpMax(value);
@@ -135,13 +136,23 @@ class BlockRow {
     return value;
   }
 
+  // by_expert[e] = f(e, by_expert[e]) for all experts.
+  template <typename F>
+  __device__ void ForEachExpert(F f) {
+#pragma unroll 2
+    for (int32_t e = thread_; e < p_.experts; e += kBlock) by_expert_[e] = f(e, by_expert_[e]);
+    __syncthreads();
+  }
+
+  // Sum of f(by_expert[e]) in the order of the contract.
   template <typename F>
   __device__ float SumOverChunks(F f) {
     __shared__ float partials[kPartials];
     float partial = 0.0f;
+#pragma unroll 1
     for (int32_t chunk = thread_; chunk < chunks_; chunk += kBlock) {
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) partial = Add(partial, f(chunk, i));
+      for (int i = 0; i < kChunk; ++i) partial = Add(partial, f(by_expert_[chunk * kChunk + i]));
     }
     partials[thread_] = partial;
     __syncthreads();
@@ -152,13 +163,11 @@ class BlockRow {
   }
 
   __device__ void MakeKeys(const RowSoftmax& softmax) {
-    for (int32_t e = thread_; e < p_.experts; e += kBlock) {
-      const float x = by_expert_[e];
+    ForEachExpert([&](int32_t expert, float x) {
       float key = p_.ranks_logits ? x : ScoreOf(p_, softmax, x);
-      if (p_.selection_bias != nullptr) key = Add(key, p_.selection_bias[e]);
-      keys_[e] = RankKey(key);
-    }
-    __syncthreads();
+      if (p_.selection_bias != nullptr) key = Add(key, p_.selection_bias[expert]);
+      return BitsToFloat(RankKey(key));
+    });
   }
 
   __device__ void MaskGroups() {
@@ -193,19 +202,19 @@ class BlockRow {
 
   // A key that at least k experts reach: the k-th best of the threads' bests, or the lowest of all.
   __device__ uint32_t LowerBound() {
-    if (p_.k > kBlock || p_.k > p_.experts) return 0u;
+    if (p_.k > kBlock) return 0u;
     __shared__ __align__(16) uint32_t bests[kBlock];
-    __shared__ uint32_t bound;
     uint32_t best = 0u;
     for (int32_t e = thread_; e < p_.experts; e += kBlock) best = max(best, keys_[e]);
     bests[thread_] = best;
     __syncthreads();
-    int32_t rank = 0;
+    int32_t better = 0;
 #pragma unroll 8
-    for (int t = 0; t < kBlock; ++t) rank += bests[t] > best || (bests[t] == best && t < thread_);
-    if (rank == p_.k - 1) bound = best;
-    __syncthreads();
-    return bound;
+    for (int v = 0; v < kBlock / 4; ++v) {
+      const uint4 four = reinterpret_cast<const uint4*>(bests)[v];
+      better += (four.x > best) + (four.y > best) + (four.z > best) + (four.w > best);
+    }
+    return BlockMin(better < p_.k ? best : 0xffffffffu);
   }
 
   // Experts whose key reaches the bound into sorted_, in any order, as far as kMaxCandidates; how many there are.
@@ -264,7 +273,7 @@ class BlockRow {
     }
   }
 
-  __device__ void ClearSums() {
+  __device__ void ClearByExpert() {
     for (int32_t e = thread_; e < chunks_ * kChunk; e += kBlock) by_expert_[e] = 0.0f;
     __syncthreads();
   }
@@ -284,9 +293,9 @@ class BlockRow {
 template <typename T>
 __global__ void __launch_bounds__(kBlock) FusedRouterBlockKernel(const __grid_constant__ RouterParams p) {
   extern __shared__ __align__(16) uint64_t block_shared[];
-  AllowNext();
   BlockRow<T> router(p, block_shared);
   WaitForPrevious();
+  AllowNext();
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) router.Route(row);
 }
 

@@ -1,4 +1,4 @@
-// FusedRouter's group mask on the device: scores of groups from keys in shared memory, and which groups stay.
+// FusedRouter on the device, from keys in shared memory: the next best of a range, scores of groups, which groups stay.
 #pragma once
 
 #include "kernels/fused_router_row.cuh"
@@ -14,7 +14,9 @@ __device__ inline float SumOfBest(const uint32_t* keys, int32_t begin, int32_t s
   for (int q = 0; q < 4; ++q) {
     const int32_t first_chunk = begin / kChunk;
     const int32_t skip = (lane + q * kWarp - first_chunk) & (kPartials - 1);
+#pragma unroll 1
     for (int32_t chunk = first_chunk + skip; chunk * kChunk < end; chunk += kPartials) {
+#pragma unroll 1
       for (int32_t e = max(chunk * kChunk, begin); e < min(chunk * kChunk + kChunk, end); ++e) {
         const bool counts = keys[e] > last_key || (keys[e] == last_key && e <= last);
         if (counts) partial[q] = Add(partial[q], KeyValue(keys[e]));
@@ -24,27 +26,35 @@ __device__ inline float SumOfBest(const uint32_t* keys, int32_t begin, int32_t s
   return Butterfly(partial[0], partial[1], partial[2], partial[3]);
 }
 
+struct Ranked {
+  uint32_t key = 0xffffffffu;
+  int32_t expert = -1;
+};
+
+// The best of keys[begin .. begin + size) among those that rank below `last`, by one warp.
+__device__ inline Ranked BestBelow(const uint32_t* keys, int32_t begin, int32_t size, Ranked last) {
+  constexpr int32_t kNone = 0x7fffffff;
+  Ranked best{0u, kNone};
+#pragma unroll 2
+  for (int32_t e = begin + static_cast<int32_t>(threadIdx.x % kWarp); e < begin + size; e += kWarp) {
+    const uint32_t key = keys[e];
+    const bool below = key < last.key || (key == last.key && e > last.expert);
+    if (below && key > best.key) best = {key, e};
+  }
+  const uint32_t key = WarpMax(best.key);
+  return {key, static_cast<int32_t>(WarpMin(best.key == key ? best.expert : kNone))};
+}
+
 // Ranking key of one group, by one warp; `keys` are RankKeys of all experts.
 __device__ inline uint32_t GroupKey(const uint32_t* keys, int32_t begin, int32_t size, int32_t score_top) {
-  const int lane = threadIdx.x % kWarp;
-  uint32_t last_key = 0xffffffffu;
-  int32_t last = -1;
+  Ranked last;
   float sum = 0.0f;
-  for (int32_t n = 0; n < score_top; ++n) {  // the best of those that rank below the last one
-    uint32_t best = 0u;
-    int32_t best_expert = 0x7fffffff;
-    for (int32_t e = begin + lane; e < begin + size; e += kWarp) {
-      const uint32_t key = keys[e];
-      if ((key < last_key || (key == last_key && e > last)) && key > best) {
-        best = key;
-        best_expert = e;
-      }
-    }
-    last_key = WarpMax(best);
-    last = static_cast<int32_t>(WarpMin(best == last_key ? best_expert : 0x7fffffff));
-    sum = Add(sum, KeyValue(last_key));
+#pragma unroll 1
+  for (int32_t n = 0; n < score_top; ++n) {
+    last = BestBelow(keys, begin, size, last);
+    sum = Add(sum, KeyValue(last.key));
   }
-  if (score_top > 2) sum = SumOfBest(keys, begin, size, last_key, last);  // the order of two does not matter
+  if (score_top > 2) sum = SumOfBest(keys, begin, size, last.key, last.expert);  // the order of two does not matter
   return RankKey(sum);
 }
 
@@ -54,6 +64,7 @@ __device__ inline void KeepGroups(const RouterParams& p, const uint32_t* group_k
   for (int32_t g = thread; g < p.num_groups; g += threads) {
     const uint32_t key = group_keys[g];
     int32_t better = 0;
+#pragma unroll 4
     for (int32_t h = 0; h < p.num_groups; ++h) {
       better += group_keys[h] > key || (group_keys[h] == key && h < g);
     }

@@ -4,6 +4,8 @@
 // every k at once. A row's experts are one chunk of the contract's sums, added in ascending order.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
 
@@ -86,11 +88,12 @@ class LaneRow {
   bool chosen_ = false;
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kLaneBlock) FusedRouterLaneKernel(const __grid_constant__ RouterParams p) {
-  AllowNext();
+template <typename T, bool kPlain>
+__global__ void __launch_bounds__(kLaneBlock) FusedRouterLaneKernel(const __grid_constant__ RouterParams params) {
+  std::conditional_t<kPlain, const RouterParams, const RouterParams&> p = kPlain ? WithPlainWrittenOut(params) : params;
   LaneRow<T> router(p);
   WaitForPrevious();
+  AllowNext();
   constexpr int kRowsPerWarp = kWarp / kChunk;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kChunk;

@@ -53,8 +53,30 @@ struct RouterParams {
   bool grouped;
   bool vector_loads;  // every chunk of every row is whole and 16-byte aligned
 
-  __device__ bool plain_keys() const { return ranks_logits && selection_bias == nullptr && !grouped; }
+  __host__ __device__ bool plain_keys() const { return ranks_logits && selection_bias == nullptr && !grouped; }
 };
+
+// What most routers are: softmax over the chosen, of logits that rank as they are.
+__host__ __device__ inline bool IsPlain(const RouterParams& p) {
+  return p.softmax_of_chosen && p.plain_keys() && !p.normalize && p.softcap == 0.0f && p.vector_loads;
+}
+
+// The same parameters with what IsPlain says written out, so that the compiler drops the other cases: a row alone is
+// bound by how fast one warp's instructions arrive, and branches over unused code slow that down.
+__device__ __forceinline__ RouterParams WithPlainWrittenOut(RouterParams p) {
+  p.selection_bias = nullptr;
+  p.softcap = 0.0f;
+  p.score = Score::kSoftmax;
+  p.score_after_topk = false;
+  p.from_selection = false;
+  p.normalize = false;
+  p.softmax_of_chosen = true;
+  p.softmax_of_experts = false;
+  p.ranks_logits = true;
+  p.grouped = false;
+  p.vector_loads = true;
+  return p;
+}
 
 // A 16-bit storage is widened exactly.
 template <typename T>
@@ -73,14 +95,12 @@ template <>
 struct Storage<Float16> {
   using Bits = uint16_t;
   static __device__ float Widen(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
-  static __device__ uint16_t Narrow(float x) { return __half_as_ushort(__float2half_rn(x)); }
 };
 
 template <>
 struct Storage<BFloat16> {
   using Bits = uint16_t;
   static __device__ float Widen(uint16_t bits) { return BitsToFloat(static_cast<uint32_t>(bits) << 16); }
-  static __device__ uint16_t Narrow(float x) { return static_cast<uint16_t>(FloatBits(x) >> 16); }
 };
 
 __device__ __forceinline__ float Softcap(const RouterParams& p, float x) {
@@ -93,36 +113,46 @@ __device__ __forceinline__ float LoadLogit(const RouterParams& p, int64_t row, i
   return Softcap(p, Storage<T>::Widen(static_cast<const Bits*>(p.logits)[row * p.experts + expert]));
 }
 
-// Logits of experts chunk * 8 .. + 8, before the softcap; -inf past the last expert, which adds +0 to a softmax's sums.
-template <typename T>
-__device__ __forceinline__ void LoadChunk(const RouterParams& p, int64_t row, int32_t chunk, float (&x)[kChunk]) {
+// The logits of chunks first, first + stride, ..., before the softcap; -inf past the last expert, which adds +0 to a
+// softmax's sums. All loads are issued before the first is used.
+template <typename T, int kChunks>
+__device__ __forceinline__ void LoadChunks(const RouterParams& p, int64_t row, int32_t first, int32_t stride,
+                                           float (&x)[kChunks * kChunk]) {
   using Bits = typename Storage<T>::Bits;
-  const int32_t first = chunk * kChunk;
-  const Bits* source = static_cast<const Bits*>(p.logits) + row * p.experts + first;
+  constexpr int kVectors = kChunk * sizeof(Bits) / sizeof(uint4);
+  const Bits* logits = static_cast<const Bits*>(p.logits) + row * p.experts;
   if (p.vector_loads) {
     union {
-      uint4 vectors[kChunk * sizeof(Bits) / sizeof(uint4)];
-      Bits bits[kChunk];
+      uint4 vectors[kChunks * kVectors];
+      Bits bits[kChunks * kChunk];
     } loaded;
-    const bool inside = first < p.experts;
 #pragma unroll
-    for (int v = 0; v < static_cast<int>(sizeof(loaded) / sizeof(uint4)); ++v) {
-      if (inside) loaded.vectors[v] = reinterpret_cast<const uint4*>(source)[v];
+    for (int v = 0; v < kChunks * kVectors; ++v) {
+      const int32_t chunk = first + v / kVectors * stride;
+      loaded.vectors[v] = make_uint4(0u, 0u, 0u, 0u);
+      if (chunk * kChunk < p.experts) {
+        loaded.vectors[v] = reinterpret_cast<const uint4*>(logits + chunk * kChunk)[v % kVectors];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] = inside ? Storage<T>::Widen(loaded.bits[i]) : -Infinity();
+    for (int i = 0; i < kChunks * kChunk; ++i) {
+      const bool inside = (first + i / kChunk * stride) * kChunk < p.experts;
+      x[i] = inside ? Storage<T>::Widen(loaded.bits[i]) : -Infinity();
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      x[i] = first + i < p.experts ? Storage<T>::Widen(source[i]) : -Infinity();
+    for (int i = 0; i < kChunks * kChunk; ++i) {
+      const int32_t expert = (first + i / kChunk * stride) * kChunk + i % kChunk;
+      x[i] = expert < p.experts ? Storage<T>::Widen(logits[expert]) : -Infinity();
     }
   }
 }
 
-// Ranks in the order of OrderedKey and leaves 0 for "no expert": NaN becomes 1, below every number's key.
+// OrderedKey, but NaN becomes 1, still below every number's key: 0 is left for "no expert".
 __device__ __forceinline__ uint32_t RankKey(float key) {
-  const uint32_t ordered = OrderedKey(key);
-  return ordered == 0u ? 1u : ordered;
+  const uint32_t bits = FloatBits(Add(key, 0.0f));  // -0 + 0 = +0
+  const uint32_t sign = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+  return IsNaN(key) ? 1u : bits ^ (sign | 0x80000000u);
 }
 
 // The float of a RankKey, but for the sign of zero and the payload of NaN.
@@ -141,21 +171,6 @@ __device__ __forceinline__ float ScoreOf(const RouterParams& p, const RowSoftmax
   if (p.score == Score::kSigmoid) return Sigmoid(x);
   if (p.score == Score::kSqrtSoftplus) return SqrtSoftplus(x);
   return x;
-}
-
-// x becomes its score, for several experts at once: one branch, and their chains of arithmetic interleave.
-template <int kCount>
-__device__ __forceinline__ void ScoreEach(const RouterParams& p, const RowSoftmax& softmax, float (&x)[kCount]) {
-  if (p.score == Score::kSoftmax) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = Div(Exp(Add(x[i], -softmax.max)), softmax.sum);
-  } else if (p.score == Score::kSigmoid) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = Sigmoid(x[i]);
-  } else if (p.score == Score::kSqrtSoftplus) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = SqrtSoftplus(x[i]);
-  }
 }
 
 // The share of the expert with logit x in the softmax around `best`, before the exponential; false: too far away.
