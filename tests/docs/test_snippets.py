@@ -1,7 +1,7 @@
 """Runs every command and snippet of the documentation, top to bottom, one folder per page.
 
-A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make` lines
-are checked against the Makefile without being run, for they run this very test. Any other language is only shown.
+A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make`
+lines are checked against the Makefile without being run, for they run this very test. Any other language is only shown.
 """
 
 from __future__ import annotations
