@@ -22,6 +22,9 @@ HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 FLOATS = HALF | {ir.DataType.FLOAT}
 """Element types that logits may have."""
 
+INDICES = frozenset({ir.DataType.INT32, ir.DataType.INT64})
+"""Element types that hold every index of an expert."""
+
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Whether the node is a standard ONNX operator of one of these types."""
@@ -38,6 +41,18 @@ def through(value: ir.Value, op_types: Collection[str]) -> ir.Value:
     """The value before a chain of these ops, followed along their first input."""
     while (node := producer(value, *op_types)) is not None and node.inputs and node.inputs[0] is not None:
         value = node.inputs[0]
+    return value
+
+
+def through_casts(value: ir.Value, dtypes: Collection[ir.DataType], moves: Collection[str] = ()) -> ir.Value:
+    """The value before a chain of casts among these types, and of ops that only move elements.
+
+    A cast through any other type may change the numbers: to integers it truncates, to booleans it keeps one bit.
+    """
+    while (node := producer(value, "Cast", *moves)) is not None and (source := node.inputs[0]) is not None:
+        if node.op_type == "Cast" and not {value.dtype, source.dtype} <= set(dtypes):
+            break
+        value = source
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
@@ -80,6 +81,7 @@ def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
             array = vector(other, experts)
             if array is None:
                 raise Refusal(f"the added '{other.name}' is not a constant of one number per expert")
+            require(not np.isnan(array).any(), f"the added '{other.name}' holds NaN, which runtimes rank as they like")
             return _Bias(other, array)
     raise Refusal("the gathered scores are not what the bias was added to")
 

@@ -10,7 +10,22 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import RESHAPING, Array, dim, integer, producer, rank, scalar_beside, through, vector
+from ort_moe.rewrites.values import (
+    INDICES,
+    RESHAPING,
+    Array,
+    dim,
+    integer,
+    producer,
+    rank,
+    scalar_beside,
+    through_casts,
+    through_widening,
+    vector,
+)
+
+
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 class Scale(RouterRule):
@@ -41,7 +56,12 @@ class Scale(RouterRule):
             raise Refusal(f"the factor {name} is not one finite constant")
         require(found.expert_scale is None, "the weights already have a scale per expert")
         require_only_consumers(weights, node)
-        return float(np.float32(found.attributes["scale"]) * np.float32(factor))
+        scale = float(found.attributes["scale"]) * factor
+        require(
+            scale == 0.0 or _SMALLEST <= abs(scale) <= _LARGEST,
+            f"the scale would become {scale:.3g}, which float32 cannot hold",
+        )
+        return float(np.float32(scale))
 
 
 class ScaleByQuotient(Scale):
@@ -81,10 +101,10 @@ class ExpertScale(RouterRule):
         found = Router.producing(weights)
         node = scaled.producer()
         assert node is not None
-        gather = producer(through(factor, {"Cast"}), "Gather", "GatherND")
+        gather = producer(through_widening(factor), "Gather", "GatherND")
         if gather is None or gather.inputs[0] is None or gather.inputs[1] is None:
             raise Refusal(f"the factor '{factor.name}' is not gathered by the indices")
-        ids = through(gather.inputs[1], RESHAPING | {"Cast"})
+        ids = through_casts(gather.inputs[1], INDICES, RESHAPING)
         require(ids is found.indices, f"the factor '{factor.name}' is not gathered by the indices of this FusedRouter")
         require(
             integer(gather, "axis", 0) == 0

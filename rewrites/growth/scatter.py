@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
-from ort_moe.rewrites.values import FLOATS, filling, producer, through
+from ort_moe.rewrites.values import FLOATS, constant, dim, filling, producer, through_casts
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SigmoidOfScatter(RouterRule):
         return op.Sigmoid(scattered, _outputs=["scored"])
 
     def read(self, scattered: ir.Value, **_: Any) -> _Scatter:
-        scatter = producer(through(scattered, {"Cast"}), "ScatterElements")
+        scatter = producer(through_casts(scattered, FLOATS), "ScatterElements")
         if scatter is None:
             raise Refusal(f"'{scattered.name}' is not scattered")
         data, ids, weights = scatter.inputs[:3]
@@ -49,13 +49,21 @@ class SigmoidOfScatter(RouterRule):
         assert ids is not None
         assert weights is not None
         require(
-            is_router(through(weights, {"Cast"}).producer()), f"'{weights.name}' is not the weights of a FusedRouter"
+            is_router(through_casts(weights, FLOATS).producer()),
+            f"'{weights.name}' is not the weights of a FusedRouter",
         )
         require(filling(data) == -math.inf, f"the weights are not scattered into -inf but into '{data.name}'")
         require(scatter.attributes.get_string("reduction", "none") == "none", "the scattered weights are accumulated")
         require(scattered.dtype in FLOATS, f"the scattered weights are {scattered.dtype}")
         shaper = producer(data, "Expand", "ConstantOfShape")
         if shaper is not None and (shape := shaper.inputs[-1]) is not None:
+            if shaper.op_type == "Expand":
+                # Of anything larger, the shape that comes is not the shape asked for.
+                filler = constant(shaper.inputs[0], limit=1)
+                require(
+                    filler is not None and filler.ndim <= (dim(shape, 0) or 0),
+                    f"'{data.name}' is not expanded from one number",
+                )
             return _Scatter(scatter, ids, weights, shape)
         if data.shape is None or not data.shape.is_static():
             raise Refusal(f"the shape of '{data.name}' is not known")

@@ -18,6 +18,8 @@ from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
 from ort_moe.rewrites.seeds.plain_topk import seed
 from ort_moe.rewrites.values import (
+    FLOATS,
+    INDICES,
     dim,
     filling,
     integer,
@@ -27,6 +29,7 @@ from ort_moe.rewrites.values import (
     reduces_last_axis,
     scalar,
     through,
+    through_casts,
 )
 
 
@@ -149,8 +152,9 @@ def _group_score_top(mask: ir.Value, keys: ir.Value, groups: int, experts: int) 
     """How many of a group's best keys add up to its score; checks that the groups are made of these keys."""
     ids = _scatter(mask).inputs[1]
     assert ids is not None
-    ranking = producer(through(ids, {"Cast"}), "TopK")
-    if ranking is None or integer(ranking, "largest", 1) != 1 or through(ids, {"Cast"}) is not ranking.outputs[1]:
+    ids = through_casts(ids, INDICES)
+    ranking = producer(ids, "TopK")
+    if ranking is None or integer(ranking, "largest", 1) != 1 or ids is not ranking.outputs[1]:
         raise Refusal("the groups kept are not chosen by a TopK of largest scores")
     scores = ranking.inputs[0]
     assert scores is not None
@@ -176,7 +180,7 @@ def _group_score_top(mask: ir.Value, keys: ir.Value, groups: int, experts: int) 
         top, grouped = count[0], source
     require(
         (dim(grouped, -2), dim(grouped, -1)) == (groups, experts // groups)
-        and through(grouped, {"Reshape", "Cast"}) is through(keys, {"Reshape", "Cast"}),
+        and through_casts(grouped, FLOATS, {"Reshape"}) is through_casts(keys, FLOATS, {"Reshape"}),
         "the scores of the groups are not made of the masked keys",
     )
     return top

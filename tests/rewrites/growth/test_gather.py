@@ -96,3 +96,13 @@ def test_refuses_when_the_biased_keys_weigh_too() -> None:
 def test_a_linear_bias_is_no_selection_bias() -> None:
     text = "biased = Add (logits, bias)\n scores = Softmax <axis = -1> (biased)\n weights, ids = TopK (scores, k)"
     assert_fuses(partial(block, text, {"bias": BIAS}), {"score": "softmax", "bias_on": "score"}, absorbed=("softmax",))
+
+
+def test_bias_of_nan_stays() -> None:
+    bias = np.where(np.arange(EXPERTS) < 2, np.float32(np.nan), BIAS)
+    build = partial(block, "scores = Sigmoid (logits)\n keys = Add (scores, bias)" + GATHER, {"bias": bias})
+    from ort_moe.rewrites import rewrite
+
+    (site,) = rewrite(build()).sites
+    assert site.status == "left"
+    assert any("'bias' holds NaN" in finding.detail for finding in site.findings)

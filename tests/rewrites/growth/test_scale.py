@@ -77,3 +77,37 @@ def test_refuses_normalising_what_was_scaled() -> None:
     text = CHOOSE + "s = Mul (raw, c)\n t = ReduceSum <keepdims = 1> (s, minus1)\n weights = Div (s, t)"
     sentence = "the weights have already been normalised or scaled"
     assert_stays(partial(block, text, {"c": 2.0}), status="partly", sentence=sentence)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["more = Mul (raw, big)\n weights = Mul (more, big)", "weights = Div (raw, tiny)"],
+    ids=["overflows", "divided by a subnormal"],
+)
+def test_refuses_a_scale_that_float32_cannot_hold(line: str) -> None:
+    from ort_moe.rewrites import rewrite
+
+    (site,) = rewrite(block(CHOOSE + line, {"big": 1e30, "tiny": 1e-40})).sites
+    assert site.status == "partly"
+    assert any("which float32 cannot hold" in finding.detail for finding in site.findings)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "factors = Gather (per_expert, ids)\n whole = Cast <to = 7> (factors)\n used = Cast <to = 1> (whole)",
+        "factors = Gather (per_expert, ids)\n half = Cast <to = 10> (factors)\n used = Cast <to = 1> (half)",
+        "bits = Cast <to = 9> (ids)\n other = Cast <to = 7> (bits)\n used = Gather <axis = 0> (per_expert, other)",
+    ],
+    ids=["factors truncated", "factors rounded", "indices truncated"],
+)
+def test_refuses_casts_that_change_the_numbers(lines: str) -> None:
+    text = CHOOSE + lines + "\n weights = Mul (raw, used)"
+    build = partial(block, text, {"per_expert": 3 * PER_EXPERT})
+    original, model = build(), build()
+    from ort_moe.rewrites import rewrite
+    from tests.rewrites.blocks import assert_same
+
+    (site,) = rewrite(model).sites
+    assert site.absorbed == ("softmax",)
+    assert_same(original, model)

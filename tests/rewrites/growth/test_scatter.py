@@ -72,6 +72,20 @@ REFUSALS = {
         EXPANDED + SCATTER.replace("axis = 1", 'axis = 1, reduction = "max"') + "dense = Sigmoid (hot)",
         {},
     ),
+    "expanded twice": (
+        "shape = Shape (logits)\n half = Expand (fill, shape)\n full = Expand (half, scalar_shape)\n"
+        + SCATTER
+        + "dense = Sigmoid (hot)",
+        {"scalar_shape": np.array([1])},
+    ),
+    "truncated": (
+        EXPANDED
+        + SCATTER.replace("ids, raw", "ids, bit")
+        .replace("hot", "bit = Cast <to = 1> (sign)\n hot")
+        .replace("bit =", "sign = Cast <to = 6> (raw)\n bit =")
+        + "dense = Sigmoid (hot)",
+        {},
+    ),
     "into logits": (SCATTER.replace("full", "logits") + "dense = Sigmoid (hot)", {}),
 }
 

@@ -128,6 +128,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"score": "other = Neg (grouped)\n" + SUM_OF_TWO.replace("grouped", "other")},
         "not made of the masked keys",
     ),
+    "truncated keys": (
+        {
+            "score": "whole = Cast <to = 7> (grouped)\n other = Cast <to = 1> (whole)\n"
+            + SUM_OF_TWO.replace("grouped", "other")
+        },
+        "not made of the masked keys",
+    ),
     "smallest groups": (
         {"ranking": "TopK <largest = 0>"},
         "the groups kept are not chosen by a TopK of largest scores",
