@@ -222,7 +222,7 @@ def check_target(
         raise OutputError(f"cannot write {target}: the folder {folder} is read-only")
     if target.is_dir():
         raise OutputError(f"cannot write {target}: it is a folder")
-    if target.exists() and target.samefile(source) and not force:
+    if not force and target.exists() and Path(source).exists() and target.samefile(source):
         raise OutputError(f"cannot write {target}: it is the input; name another output, or use --force")
     if external_data != KEEP:
         if Path(external_data).name != external_data or external_data in ("", ".", ".."):

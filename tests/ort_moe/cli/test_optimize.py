@@ -106,6 +106,15 @@ def test_input_as_output(ort_moe: Command, source: Path) -> None:
     assert source.read_bytes() != before
 
 
+def test_missing_input(ort_moe: Command, source: Path) -> None:
+    """Also where the output is there already, which is compared with the input."""
+    for output in (source, source.with_name("new.onnx")):
+        outcome = ort_moe("optimize", source.with_name("missing.onnx"), "-o", output)
+        assert outcome.code == ExitCode.ERROR
+        assert "missing.onnx" in outcome.err
+        assert "Traceback" not in outcome.err
+
+
 def test_external_data(ort_moe: Command, source: Path) -> None:
     output = source.with_name("out.onnx")
     assert ort_moe("optimize", source, "-o", output, "--external-data", "out.data").code == ExitCode.DONE
