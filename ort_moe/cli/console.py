@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH_IN_A_PIPE = 120
+"""Columns where no terminal and no COLUMNS says how many."""
 _PATIENCE = 1.0
 """Seconds before a spinner is worth its flicker."""
 
@@ -54,4 +56,5 @@ def progress(text: str) -> Iterator[None]:
 def _console(file: TextIO) -> Console:
     from rich.console import Console
 
-    return Console(file=file, width=None if file.isatty() else _WIDTH_IN_A_PIPE, highlight=False)
+    width = None if file.isatty() or "COLUMNS" in os.environ else _WIDTH_IN_A_PIPE
+    return Console(file=file, width=width, highlight=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.ops import OPS
 from ort_moe.rewrites import RULES
@@ -26,6 +28,13 @@ def test_inspect_two(ort_moe: Command, source: Path) -> None:
     assert "ort_moe::FusedRouter" in ort_moe("inspect", source, other).out
     document = json.loads(ort_moe("inspect", source, other, "--json").out)
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}
+
+
+def test_width_of_a_pipe(ort_moe: Command, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, ort_moe("rules").out.splitlines())) > 80
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, ort_moe("rules").out.splitlines())) <= 80
 
 
 def test_explain(ort_moe: Command, source: Path, classifier: Path) -> None:
