@@ -43,6 +43,8 @@ def _describe(attribute: ir.Attr) -> str:
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
         return hashlib.sha256(tensor.tobytes()).hexdigest() if _is_small(tensor) else str(id(tensor))
+    if attribute.type == ir.AttributeType.INT:
+        return repr(int(attribute.value))  # a cast's type may be a member of an enumeration
     return repr(attribute.value)
 
 

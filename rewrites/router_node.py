@@ -19,8 +19,8 @@ NON_NEGATIVE_SCORES = frozenset({"softmax", "sigmoid", "sqrtsoftplus", "sparse_m
 # was and what it absorbed. The others serve to turn a node that did not grow back into its TopK.
 TOPK = f"{DOMAIN}.topk"
 ABSORBED = f"{DOMAIN}.absorbed"
-AXIS = f"{DOMAIN}.axis"
-SORTED = f"{DOMAIN}.sorted"
+TOPK_ATTRIBUTES = f"{DOMAIN}.topk_attributes"
+TOPK_DTYPE = f"{DOMAIN}.topk_dtype"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """FusedRouter(x, k) -> TopK(x, k), for a FusedRouter that absorbed nothing.
 
-A bare FusedRouter does what the TopK did and gains nothing, so its TopK is put back as it was, with its axis, its order
-and the names of its outputs.
+A bare FusedRouter does what the TopK did and gains nothing, so its TopK is put back as it was, with its attributes,
+its type and the names of its outputs.
 """
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.router_node import AXIS, SORTED, TOPK, Router, is_router
+from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, Router, is_router
 from ort_moe.rewrites.values import consumers, is_op
 
 
@@ -23,20 +25,21 @@ def unseed(graph: ir.Graph) -> int:
 
 def will_be_put_back(router: ir.Node) -> bool:
     """Whether `unseed` turns this FusedRouter back into its TopK."""
-    return AXIS in router.metadata_props and Router.read(router).is_bare
+    return TOPK_ATTRIBUTES in router.metadata_props and Router.read(router).is_bare
 
 
 def forget(graph: ir.Graph) -> None:
     """Drop the bookkeeping that only `unseed` needs from the nodes that stay."""
     for node in graph:
         if is_router(node):
-            node.metadata_props.pop(AXIS, None)
-            node.metadata_props.pop(SORTED, None)
+            node.metadata_props.pop(TOPK_ATTRIBUTES, None)
+            node.metadata_props.pop(TOPK_DTYPE, None)
 
 
 def _put_back(graph: ir.Graph, router: Router) -> None:
     metadata = dict(router.node.metadata_props)
-    axis, is_sorted, name = int(metadata.pop(AXIS)), int(metadata.pop(SORTED)), metadata.pop(TOPK)
+    name, attributes = metadata.pop(TOPK), json.loads(metadata.pop(TOPK_ATTRIBUTES))
+    logits = _cast_before(graph, router, ir.DataType[metadata.pop(TOPK_DTYPE)])
     k = ir.Value(
         name=_unused_name(graph, f"{name}_k"),
         const_value=ir.tensor(np.array([router.k], np.int64)),
@@ -46,19 +49,30 @@ def _put_back(graph: ir.Graph, router: Router) -> None:
     graph.register_initializer(k)
     topk = ir.node(
         "TopK",
-        [router.logits, k],
-        {"axis": axis, "largest": 1, "sorted": is_sorted},
+        [logits, k],
+        attributes,
         num_outputs=2,
         name=name or None,
         metadata_props=metadata,
     )
     graph.insert_before(router.node, topk)
     values, ids = topk.outputs
-    values.type, ids.type = router.logits.type, ir.TensorType(ir.DataType.INT64)
+    values.type, ids.type = logits.type, ir.TensorType(ir.DataType.INT64)
     values.shape, ids.shape = router.weights.shape, router.indices.shape
     _hand_over(graph, router.weights, values)
     _hand_over(graph, router.indices, ids)
     graph.remove(router.node, safe=True)
+
+
+def _cast_before(graph: ir.Graph, router: Router, dtype: ir.DataType) -> ir.Value:
+    """The logits in the type that the TopK ranked: a cast alone may have been absorbed, and TopK takes fewer types."""
+    logits = router.logits
+    if logits.dtype == dtype:
+        return logits
+    cast = ir.node("Cast", [logits], {"to": dtype})
+    graph.insert_before(router.node, cast)
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), logits.shape
+    return cast.outputs[0]
 
 
 def _hand_over(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
-from ort_moe.rewrites.router_node import AXIS, SORTED, TOPK, build
+from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, build
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import RouterRule
-from ort_moe.rewrites.values import integer, integers
+from ort_moe.rewrites.values import integers
 
 
 class SeedTopK(RouterRule):
@@ -50,8 +51,8 @@ def seed(op: Any, topk: ir.Node, logits: ir.Value, attributes: dict[str, Attribu
     node.name = topk.name
     node.metadata_props.update(topk.metadata_props)
     node.metadata_props[TOPK] = topk.name or ""
-    node.metadata_props[AXIS] = str(integer(topk, "axis", -1))
-    node.metadata_props[SORTED] = str(integer(topk, "sorted", 1))
+    node.metadata_props[TOPK_ATTRIBUTES] = json.dumps({name: a.as_int() for name, a in topk.attributes.items()})
+    node.metadata_props[TOPK_DTYPE] = str(values.dtype)
     if logits.dtype not in (None, ir.DataType.FLOAT):
         weights = op.Cast(weights, to=logits.dtype)
     return weights, op.Cast(indices, to=ir.DataType.INT64)
