@@ -24,7 +24,6 @@ OLDEST_OPSET = 13
 SOFTPLUS_THRESHOLD = 20.0
 """Above it softplus(x) is x in float32."""
 
-
 OLDEST_IR_VERSION = 10
 """Oldest IR version whose functions have overloads."""
 
@@ -47,11 +46,7 @@ def attach_functions(model: ir.Model) -> int:
 
 
 def build_function(router: Router, opset: int) -> ir.Function:
-    """The function for a node's configuration, written in the model's standard operator set.
-
-    Raises:
-        ValueError: The node has a group mask, and its number of experts is not fixed.
-    """
+    """The function for a node's configuration, written in the model's standard operator set."""
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]
     body = _Body(
         router.attributes,
@@ -185,10 +180,13 @@ class _Body:
     def _mask_groups(self, key: ir.Value) -> ir.Value:
         """Keys outside the best groups become the fill."""
         a, groups = self._a, int(self._a["num_groups"])
-        if self._experts is None:
-            raise ValueError("a group mask needs a fixed number of experts")
         shape = self._op("Shape", key)
-        grouped = self._op("Reshape", key, self._ints([-1, groups, self._experts // groups]))
+        if self._experts is None:
+            size = self._op("Div", self._op("Gather", shape, self._ints([-1])), self._ints([groups]))
+            by_group = self._op("Concat", self._ints([-1, groups]), size, axis=0)
+        else:
+            by_group = self._ints([-1, groups, self._experts // groups])
+        grouped = self._op("Reshape", key, by_group)
         best, _ = self._topk(grouped, int(a["group_score_top"]))
         scores = self._sum(best, keepdims=0)
         _, kept = self._topk(scores, int(a["topk_groups"]))

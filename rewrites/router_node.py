@@ -125,6 +125,8 @@ class Router:
         Returns:
             Its weights and indices, typed and shaped like this node's.
         """
+        if logits is not None:
+            take_width(logits, self.logits)  # no rule changes the shape of what is ranked
         weights, indices = build(
             op,
             self.logits if logits is None else logits,
@@ -144,6 +146,15 @@ class Router:
 def is_router(node: ir.Node | None) -> bool:
     """Whether the node is a FusedRouter."""
     return node is not None and node.domain == DOMAIN and node.op_type == FUSED_ROUTER.name
+
+
+def take_width(value: ir.Value, other: ir.Value) -> None:
+    """Give a value whose last dimension is not known the shape of another that must be shaped alike.
+
+    Shape inference runs forward alone: what a mask or a bias tells of the number of experts does not reach the logits.
+    """
+    if dim(value, -1) is None and dim(other, -1) is not None and not value.is_graph_input():
+        value.shape = other.shape
 
 
 def build(

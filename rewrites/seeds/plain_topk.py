@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
-from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, build
+from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, build, take_width
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import RouterRule
 from ort_moe.rewrites.values import integers
@@ -43,6 +43,9 @@ def seed(op: Any, topk: ir.Node, logits: ir.Value, attributes: dict[str, Attribu
     """Build the FusedRouter for a TopK and return what takes the place of its two outputs."""
     chosen = integers(topk.inputs[1])
     assert chosen is not None
+    ranked = topk.inputs[0]
+    assert ranked is not None
+    take_width(logits, ranked)
     weights, indices = build(op, logits, None, None, {"k": chosen[0], "score": "none", **attributes})
     values, ids = topk.outputs
     weights.shape, indices.shape = values.shape, ids.shape

@@ -170,3 +170,18 @@ def test_refusals(name: str) -> None:
     build = partial(masked_router, "keys = Softmax <axis = -1> (logits)", end, **{"fill": 0.0, **options})
     site = assert_stays(build, status="left", sentence="Where 'where_", reason="left-over-before")
     assert any(sentence in finding.detail for finding in site.findings), site.findings
+
+
+def test_the_mask_tells_the_number_of_experts() -> None:
+    """Shape inference knows no width of logits that were reshaped by a computed shape; the mask's is fixed."""
+    unknown = """
+        shape = Shape (logits)
+        places = NonZero (logits)
+        count = Shape (places)
+        nothing = Sub (count, count)
+        computed = Add (shape, nothing)
+        loose = Reshape (logits, computed)
+        """
+    build = partial(masked_router, unknown + BIASED.replace("logits", "loose"), GATHERED, factor=2.5)
+    absorbed = ("gather-scores", "normalize", "scale", "sigmoid")
+    assert_fuses(build, {"num_groups": GROUPS, "score": "sigmoid"}, absorbed=absorbed)
