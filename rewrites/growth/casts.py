@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import float32_initializer, is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
-from ort_moe.rewrites.values import HALF, Array, constant, is_op, producer
+from ort_moe.rewrites.values import FLOATS, HALF, Array, constant, is_op, producer
 
 _ARITHMETIC = ("Softmax", "Sigmoid", "ReduceSum", "ReduceL1", "Clip", "Max", "Add", "Mul", "Div")
 _LONGEST_CHAIN = 8
@@ -21,7 +21,8 @@ _LONGEST_CHAIN = 8
 class CastOfCast(RouterRule):
     """Cast(Cast(w)) -> Cast(w).
 
-    For a float32 w that comes from a FusedRouter and passes through half precision on the way.
+    For a float32 w that comes from a FusedRouter and passes through half precision on its way to a floating-point type:
+    integers and booleans would show the rounding.
     """
 
     title = "sink-casts"
@@ -32,7 +33,8 @@ class CastOfCast(RouterRule):
         return op.Cast(narrow, _allow_other_attributes=True, _outputs=["result"])
 
     def read(self, wide: ir.Value, narrow: ir.Value, result: ir.Value, **_: Any) -> None:
-        require(narrow.dtype in HALF and result.dtype is not None, "the inner cast does not narrow")
+        require(narrow.dtype in HALF, "the inner cast does not narrow")
+        require(result.dtype in FLOATS, f"the outer cast is to {result.dtype}")
         _require_weights(wide)
 
     def rewrite(self, op: Any, wide: ir.Value, result: ir.Value, **_: Any) -> ir.Value:

@@ -63,6 +63,7 @@ def _read_divisor(divisor: ir.Value, weights: ir.Value, found: Router) -> _Divis
     if (add := producer(value, "Add")) is not None:
         value, eps = _with_scalar(add)
         nodes.append(add)
+    require(not (math.isnan(eps) or math.isnan(least)), "a limit of the divisor is NaN")
     total = producer(value, "ReduceSum", "ReduceL1")
     if total is None or total.inputs[0] is not weights:
         raise Refusal("the divisor is not the sum of the weights, with an optional epsilon and lower limit")
@@ -78,8 +79,8 @@ def _read_limit(limit: ir.Node) -> tuple[ir.Value, float]:
     inputs = (*limit.inputs, None, None)
     value = inputs[0]
     assert value is not None
-    least = scalar_beside(inputs[1], value) if inputs[1] is not None else limit.attributes.get_float("min")
-    require(inputs[2] is None and "max" not in limit.attributes, "the divisor has an upper limit")
+    least = scalar_beside(inputs[1], value)
+    require(inputs[2] is None, "the divisor has an upper limit")
     if least is None:
         raise Refusal("the lower limit of the divisor is not a constant")
     return value, least

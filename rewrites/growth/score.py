@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, router
-from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar
+from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar_beside
 
 
 class _Score(RouterRule):
@@ -85,7 +85,7 @@ class SqrtThresholdSoftplus(_Score):
 
     def read(self, weights: ir.Value, x: ir.Value, **matched: Any) -> None:
         super().read(weights=weights, x=x)
-        threshold = scalar(matched["threshold"])
+        threshold = scalar_beside(matched["threshold"], x)
         require(threshold == 20.0, f"the softplus turns linear above {threshold}, expected 20")
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import assert_fuses, assert_stays, block
 
 CHOOSE = """
@@ -118,3 +119,11 @@ def test_names_the_graph_output() -> None:
     text = CHOOSE + SUM + "\n weights = Div (raw, total)"
     build = partial(block, text, outputs=", float[T, 2] raw")
     assert_stays(build, status="partly", sentence="'raw' is also an output of the graph")
+
+
+def test_refuses_nan() -> None:
+    """The op takes no NaN for an attribute: the session would refuse the node."""
+    model = block(CHOOSE + SUM + "\n more = Add (total, eps)\n weights = Div (raw, more)", {"eps": math.nan})
+    (site,) = rewrite(model).sites
+    assert site.absorbed == ("softmax",)
+    assert "a limit of the divisor is NaN" in site.findings[0].detail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from tests.rewrites.blocks import assert_fuses, assert_stays, block
@@ -37,6 +38,14 @@ def test_refuses_another_threshold() -> None:
     text += "\n raw, ids = TopK (scores, k)\n weights = Mul (raw, top)"
     sentence = "the softplus turns linear above 2.0, expected 20"
     assert_stays(partial(block, text, {"top": 2.0}), status="partly", sentence=sentence, reason="left-over-before")
+
+
+def test_refuses_a_threshold_that_adds_a_dimension() -> None:
+    lines = "big = Greater (logits, top)\n lin = Where (big, logits, soft)\n deep = Sqrt (lin)\n"
+    lines += "values, positions = TopK (deep, k)\n weights = Squeeze (values, zero)\n ids = Squeeze (positions, zero)"
+    constants = {"top": np.full((1, 1, 1), 20, np.float32), "zero": np.array([0])}
+    site = assert_stays(partial(block, SOFTPLUS + lines, constants), status="left", sentence="turns linear")
+    assert site.absorbed == ()
 
 
 def test_refuses_softmax_over_tokens() -> None:
