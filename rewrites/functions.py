@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION, AttributeValue
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION
 from ort_moe.rewrites.router_node import Router, is_router
+from ort_moe.router_config import RouterConfig
 
 OLDEST_OPSET = 13
 """Oldest standard operator set in which the bodies can be written (axes of ReduceSum as an input)."""
@@ -49,7 +49,7 @@ def build_function(router: Router, opset: int) -> ir.Function:
     """The function for a node's configuration, written in the model's standard operator set."""
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]
     body = _Body(
-        router.attributes,
+        RouterConfig.from_attributes(router.attributes),
         opset,
         router.experts,
         has_bias=router.selection_bias is not None,
@@ -80,7 +80,7 @@ class _Body:
 
     def __init__(
         self,
-        attributes: Mapping[str, AttributeValue],
+        config: RouterConfig,
         opset: int,
         experts: int | None,
         *,
@@ -88,37 +88,35 @@ class _Body:
         has_expert_scale: bool,
     ) -> None:
         self.tape = ir.tape.Tape()
-        self._a = attributes
+        self._config = config
         self._opset = opset
         self._experts = experts
         self._has_bias = has_bias
         self._has_expert_scale = has_expert_scale
-        self._has_groups = int(attributes["topk_groups"]) < int(attributes["num_groups"])
 
     def write(
         self, logits: ir.Value, selection_bias: ir.Value | None = None, expert_scale: ir.Value | None = None
     ) -> tuple[ir.Value, ir.Value]:
-        a = self._a
+        config = self._config
         x = self._op("Cast", logits, to=ir.DataType.FLOAT)
-        if a["softcap"] != 0.0:
-            cap = self._float(float(a["softcap"]))
+        if config.softcap != 0.0:
+            cap = self._float(config.softcap)
             x = self._op("Mul", cap, self._op("Tanh", self._op("Div", x, cap)))
-        if a["score"] == "sparse_mixer":
+        if config.score == "sparse_mixer":
             v, ids = self._mix_sparsely(x)
             return self._finish(v, ids, expert_scale)
-        after = bool(a["score_after_topk"])
-        over_chosen = after or self._is_softmax_over_chosen()
-        ranks_x = after or (a["score"] == "softmax" and not self._has_bias and not self._has_groups)
-        needs_score = not ranks_x or not (over_chosen or a["weights_from"] == "selection")
+        over_chosen = config.score_after_topk or config.chosen_softmax
+        ranks_x = config.ranks_logits(self._has_bias)
+        needs_score = not ranks_x or not (over_chosen or config.weights_from == "selection")
         score = self._score(x) if needs_score else x
         key = x if ranks_x else score
         if self._has_bias:
             assert selection_bias is not None
             key = self._op("Add", key, selection_bias)
-        if self._has_groups:
+        if config.has_groups:
             key = self._mask_groups(key)
-        ranked, ids = self._topk(key, int(a["k"]))
-        if a["weights_from"] == "selection":
+        ranked, ids = self._topk(key, config.k)
+        if config.weights_from == "selection":
             v = ranked
         else:
             v = self._op("GatherElements", x if over_chosen else score, ids, axis=-1)
@@ -127,35 +125,29 @@ class _Body:
     def _finish(self, v: ir.Value, ids: ir.Value, expert_scale: ir.Value | None) -> tuple[ir.Value, ir.Value]:
         """Normalise, scale, and the indices' type."""
         weights = self._normalized(v)
-        weights = self._op("Mul", weights, self._float(float(self._a["scale"])))
+        weights = self._op("Mul", weights, self._float(self._config.scale))
         if self._has_expert_scale:
             assert expert_scale is not None
             weights = self._op("Mul", weights, self._op("Gather", expert_scale, ids, axis=0))
         return weights, self._op("Cast", ids, to=ir.DataType.INT32)
 
-    def _is_softmax_over_chosen(self) -> bool:
-        """Whether normalising makes a softmax over the chosen of the softmax over all, and is computed so."""
-        a = self._a
-        plain = a["normalize"] and (a["normalize_eps"], a["normalize_min"]) == (0.0, 0.0)
-        return bool(plain and a["score"] == "softmax" and a["weights_from"] == "scores" and not a["score_after_topk"])
-
     def _normalized(self, v: ir.Value) -> ir.Value:
-        a = self._a
-        if not a["normalize"] or self._is_softmax_over_chosen():
+        config = self._config
+        if not config.normalize or config.chosen_softmax:
             return v
         divisor = self._sum(v, keepdims=1)
-        if a["normalize_eps"] != 0.0:
-            divisor = self._op("Add", divisor, self._float(float(a["normalize_eps"])))
-        if a["normalize_min"] != -math.inf:
-            divisor = self._op("Max", divisor, self._float(float(a["normalize_min"])))
+        if config.normalize_eps != 0.0:
+            divisor = self._op("Add", divisor, self._float(config.normalize_eps))
+        if config.normalize_min != -math.inf:
+            divisor = self._op("Max", divisor, self._float(config.normalize_min))
         return self._op("Div", v, divisor)
 
     def _score(self, x: ir.Value) -> ir.Value:
-        if self._a["score"] == "softmax":
+        if self._config.score == "softmax":
             return self._op("Softmax", x, axis=-1)
-        if self._a["score"] == "sigmoid":
+        if self._config.score == "sigmoid":
             return self._op("Sigmoid", x)
-        if self._a["score"] == "sqrtsoftplus":
+        if self._config.score == "sqrtsoftplus":
             linear = self._op("Greater", x, self._float(SOFTPLUS_THRESHOLD))
             return self._op("Sqrt", self._op("Where", linear, x, self._op("Softplus", x)))
         return x
@@ -164,14 +156,14 @@ class _Body:
         """Two choices, each weighed by its softmax over the experts within the threshold of it."""
         weights: list[ir.Value] = []
         ids: list[ir.Value] = []
-        for choice in range(int(self._a["k"])):
+        for choice in range(self._config.k):
             if choice:
                 # The next choice is made without the last, which then shares with weight 0.
                 gone = self._op("Expand", self._float(-math.inf), self._op("Shape", ids[-1]))
                 x = self._op("ScatterElements", x, ids[-1], gone, axis=-1)
             best, index = self._topk(x, 1)
             distance = self._op("Div", self._op("Sub", best, x), self._op("Max", self._op("Abs", x), best))
-            far = self._op("Greater", distance, self._float(float(self._a["mixer_threshold"])))
+            far = self._op("Greater", distance, self._float(self._config.mixer_threshold))
             shares = self._op("Where", far, self._float(0.0), self._op("Exp", self._op("Sub", x, best)))
             weights.append(self._op("Reciprocal", self._sum(shares, keepdims=1)))
             ids.append(index)
@@ -179,7 +171,7 @@ class _Body:
 
     def _mask_groups(self, key: ir.Value) -> ir.Value:
         """Keys outside the best groups become the fill."""
-        a, groups = self._a, int(self._a["num_groups"])
+        config, groups = self._config, self._config.num_groups
         shape = self._op("Shape", key)
         if self._experts is None:
             size = self._op("Div", self._op("Gather", shape, self._ints([-1])), self._ints([groups]))
@@ -187,16 +179,16 @@ class _Body:
         else:
             by_group = self._ints([-1, groups, self._experts // groups])
         grouped = self._op("Reshape", key, by_group)
-        best, _ = self._topk(grouped, int(a["group_score_top"]))
+        best, _ = self._topk(grouped, config.group_score_top)
         scores = self._sum(best, keepdims=0)
-        _, kept = self._topk(scores, int(a["topk_groups"]))
+        _, kept = self._topk(scores, config.topk_groups)
         # One-hot by comparison: (tokens, kept, 1) with (groups) -> (tokens, groups, 1).
         hits = self._op("Equal", self._op("Unsqueeze", kept, self._ints([-1])), self._ints(list(range(groups))))
         counts = self.tape.op(
             "ReduceSum", [self._op("Cast", hits, to=ir.DataType.INT32), self._ints([1])], {"keepdims": 0}
         )
         mask = self._op("Cast", self._op("Unsqueeze", counts, self._ints([-1])), to=ir.DataType.BOOL)
-        masked = self._op("Where", mask, grouped, self._float(float(a["group_fill"])))
+        masked = self._op("Where", mask, grouped, self._float(config.group_fill))
         # Without rows the shape has a 0, which is to be taken as it is (and cannot be before operator set 14).
         return self._op("Reshape", masked, shape, **({"allowzero": 1} if self._opset >= 14 else {}))
 
