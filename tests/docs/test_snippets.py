@@ -1,7 +1,8 @@
 """Runs every command and snippet of the documentation, top to bottom, one folder per page.
 
 A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make`
-lines are checked against the Makefile without being run, for they run this very test. Any other language is only shown.
+lines are checked against the Makefile without being run, for they run this very test. Any other language is only shown:
+`console` is for what builds in the checkout.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def run_page(page: Path, folder: Path, gpu: bool) -> None:
 def test_every_fence_names_a_known_language(page: Path) -> None:
     unknown = [f"{s.line}: {s.language}" for s in snippets(page) if s.language not in RUN + SHOWN]
     assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_code_hides_in_indentation(page: Path) -> None:
+    """Indented blocks are code to Markdown, too, and would not be run."""
+    assert not re.findall(r"(?<=\n\n) {4}.*", FENCE.sub("", page.read_text()))
 
 
 @pytest.mark.parametrize(
