@@ -5,8 +5,8 @@ A TopK followed by a softmax may as well sample a token, classify an image or at
 
 Strong evidence, each sufficient: they gather constant matrices, one per ranked element, that meet a matrix product;
 or they scatter into rows over all ranked elements that meet a product with such a stack. Weak evidence (a one-hot or a
-comparison with every index that masks a product, a sort of all indices, a histogram) counts only where a linear layer
-made the ranked scores.
+comparison with every index that masks a product, rows over all ranked elements that scale what each expert made, a sort
+of all indices, a histogram) counts only where a linear layer made the ranked scores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from ort_moe.rewrites.values import (
 
 _MOVES_INDICES = RESHAPING | {"Cast", "Concat", "Where", "Tile", "Expand", "Transpose", "Slice", "Split"}
 _PREPARES_WEIGHTS = RESHAPING | {"Cast", "Transpose", "DequantizeLinear"}
-_SCORES = RESHAPING | {"Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Add", "Mul", "Div", "Tanh"}
+_SCORES = RESHAPING | {
+    "Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Relu", "Exp", "Tanh", "Add", "Sub", "Mul", "Div", "Where",
+}  # fmt: skip
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
 _LOOK_AHEAD = 64
 """Nodes looked at behind a value before giving up; the chains between are shorter than 20 in every export seen."""
@@ -83,6 +85,7 @@ def _routes(topk: ir.Node, experts: int) -> bool:
                 weak = True  # histogram of the choices
             elif _reaches(node.outputs[0], experts):
                 return True
+            weak = weak or _scales_all_experts(node.outputs[0], experts)
         elif is_op(node, "OneHot") and position == 0:
             weak = weak or (scalar(node.inputs[1]) == experts and _reaches(node.outputs[0], None))
         elif is_op(node, "Equal"):
@@ -140,9 +143,70 @@ def _reaches(value: ir.Value, experts: int | None) -> bool:
     return False
 
 
+def _scales_all_experts(rows: ir.Value, experts: int) -> bool:
+    """Whether rows over all experts weigh their results: whole, or taken apart into one column per expert."""
+    columns: set[int] = set()
+    queue, seen = deque([rows]), {rows}
+    while queue and len(seen) <= _LOOK_AHEAD:
+        current = queue.popleft()
+        for node, position in current.uses():
+            if node.op_type in _PRODUCTS or is_op(node, "Mul"):
+                others = [value for place, value in enumerate(node.inputs) if place != position]
+                if any(_holds_all_experts(value, experts) for value in others):
+                    return True
+            elif is_op(node, "Slice", "Gather") and position == 0:
+                column = _column(node)
+                if column is not None and _reaches(node.outputs[0], None):
+                    columns.add(column)
+            elif is_op(node, *_SCORES, "Transpose"):
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)
+    return columns >= set(range(experts))
+
+
+def _column(node: ir.Node) -> int | None:
+    """The one index of the last axis that a Slice or a Gather takes, if that is what it does."""
+    data = node.inputs[0]
+    if node.op_type == "Gather":
+        index = scalar(node.inputs[1])
+        return None if index is None or data is None or not is_last_axis(integer(node, "axis", 0), data) else int(index)
+    starts, ends, over = (integers(value) for value in (*node.inputs, None, None, None)[1:4])
+    if data is None or starts is None or ends is None or over is None or len(over) != 1:
+        return None
+    return starts[0] if is_last_axis(over[0], data) and dim(node.outputs[0], -1) == 1 else None
+
+
+def _holds_all_experts(value: ir.Value | None, experts: int) -> bool:
+    """Whether a product with a stack of experts made the value, or as many results as experts are joined in it."""
+    queue: deque[ir.Value | None] = deque([value])
+    for _ in range(_LOOK_AHEAD):
+        if not queue:
+            break
+        current = queue.popleft()
+        node = None if current is None else current.producer()
+        if node is None:
+            continue
+        if node.op_type in _PRODUCTS:
+            if any(_is_expert_stack(operand, experts) for operand in node.inputs):
+                return True
+        elif is_op(node, "Concat") and len(node.inputs) == experts:
+            return True
+        elif not is_op(node, "Shape"):
+            queue.extend(node.inputs)
+    return False
+
+
 def _comes_from_linear_layer(scores: ir.Value | None, experts: int) -> bool:
     """Whether a matrix product of that width made the scores, up to element-wise steps."""
-    if scores is None:
-        return False
-    node = producer(through(scores, _SCORES), "MatMul", "Gemm")
-    return node is not None and dim(node.outputs[0], -1) == experts
+    queue, seen = deque([scores]), {scores}
+    while queue and len(seen) <= _LOOK_AHEAD:
+        current = queue.popleft()
+        node = None if current is None else current.producer()
+        if is_op(node, "MatMul", "Gemm") and node is not None and dim(node.outputs[0], -1) == experts:
+            return True
+        if is_op(node, *_SCORES) and node is not None:
+            fresh = [value for value in node.inputs if value not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+    return False

@@ -1,20 +1,30 @@
-"""Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w)), for w the weights of a FusedRouter.
+"""f(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, f(w)), for w the weights of a FusedRouter and f a score.
 
-How a dense layer over all experts is fed: the chosen logits among -inf, and their sigmoid among zeros.
+How a dense layer over all experts is fed: the chosen logits among -inf, and their score among zeros.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
-from ort_moe.rewrites.values import FLOATS, constant, dim, filling, producer, through_casts
+from ort_moe.rewrites.values import (
+    FLOATS,
+    constant,
+    dim,
+    filling,
+    integer,
+    is_last_axis,
+    producer,
+    through,
+    through_casts,
+)
 
 
 @dataclass(frozen=True)
@@ -27,18 +37,12 @@ class _Scatter:
     shape: ir.Value | tuple[int, ...]
 
 
-class SigmoidOfScatter(RouterRule):
-    """Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w)).
-
-    For a tensor that is -inf throughout and w the weights of a FusedRouter, with or without casts on the way; the
-    sigmoid of -inf is 0.
-    """
-
-    title = "sigmoid-of-scatter"
-    root = "Sigmoid"
+class _ScoreOfScatter(RouterRule):
+    attributes: ClassVar[dict[str, int]] = {}
+    """Of the score over the chosen."""
 
     def pattern(self, op: Any, scattered: Any) -> Any:
-        return op.Sigmoid(scattered, _outputs=["scored"])
+        return getattr(op, self.root)(scattered, _allow_other_attributes=True, _outputs=["scored"])
 
     def read(self, scattered: ir.Value, **_: Any) -> _Scatter:
         scatter = producer(through_casts(scattered, FLOATS), "ScatterElements")
@@ -69,8 +73,8 @@ class SigmoidOfScatter(RouterRule):
             raise Refusal(f"the shape of '{data.name}' is not known")
         return _Scatter(scatter, ids, weights, tuple(data.shape.numpy()))
 
-    def rewrite(self, op: Any, scattered: ir.Value, **_: Any) -> ir.Value:
-        read = self.read(scattered=scattered)
+    def rewrite(self, op: Any, scattered: ir.Value, **matched: Any) -> ir.Value:
+        read = self.read(scattered=scattered, **matched)
         dtype = scattered.dtype
         assert dtype is not None
         static = isinstance(read.shape, tuple)
@@ -82,11 +86,47 @@ class SigmoidOfScatter(RouterRule):
         if weights.dtype != dtype:
             weights = op.Cast(weights, to=dtype)
             weights.dtype, weights.shape = dtype, read.weights.shape
-        scored = op.Sigmoid(weights)
+        scored = getattr(op, self.root)(weights, **self.attributes)
         zeros.dtype, zeros.shape = dtype, scattered.shape
         scored.dtype, scored.shape = dtype, weights.shape
         result: ir.Value = op.ScatterElements(zeros, read.ids, scored, **dict(read.node.attributes))
         return result
 
 
-SCATTER_RULES = (SigmoidOfScatter(),)
+class SigmoidOfScatter(_ScoreOfScatter):
+    """Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w)).
+
+    For a tensor that is -inf throughout and w the weights of a FusedRouter, with or without casts on the way; the
+    sigmoid of -inf is 0.
+    """
+
+    title = "sigmoid-of-scatter"
+    root = "Sigmoid"
+
+
+class SoftmaxOfScatter(_ScoreOfScatter):
+    """Softmax(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Softmax(w)).
+
+    For a tensor that is -inf throughout, w the weights and ids the indices of one FusedRouter, with or without casts on
+    the way, and scatter and softmax over the last axis. A row with a NaN or without a finite w is NaN where it was
+    chosen, and no longer elsewhere.
+    """
+
+    title = "softmax-of-scatter"
+    root = "Softmax"
+    attributes: ClassVar[dict[str, int]] = {"axis": -1}
+
+    def read(self, scattered: ir.Value, **matched: Any) -> _Scatter:
+        read = super().read(scattered, **matched)
+        softmax, router = matched["scored"].producer(), through_casts(read.weights, FLOATS).producer()
+        require(
+            is_last_axis(integer(softmax, "axis", -1), scattered)
+            and is_last_axis(integer(read.node, "axis", 0), scattered),
+            "scatter and softmax do not both run over the experts",
+        )
+        # Of one router: each expert once, so that no weight is overwritten and the sum is over all of them.
+        require(through(read.ids, {"Cast"}).producer() is router, f"'{read.ids.name}' is not the indices of the router")
+        return read
+
+
+SCATTER_RULES = (SigmoidOfScatter(), SoftmaxOfScatter())

@@ -1,4 +1,4 @@
-"""Sigmoid(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, Sigmoid(w))."""
+"""f(ScatterElements(-inf, ids, w)) -> ScatterElements(0, ids, f(w)), for f the sigmoid and the softmax."""
 
 from __future__ import annotations
 
@@ -53,14 +53,17 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("score", ["Sigmoid", "Softmax <axis = -1>"], ids=["sigmoid", "softmax"])
 @pytest.mark.parametrize("name", FORMS)
-def test_sigmoid_moves_before_the_scatter(name: str) -> None:
+def test_score_moves_before_the_scatter(name: str, score: str) -> None:
     dtype, router = FORMS[name]
+    router = router.replace("Sigmoid", score)
+    op_type = score.split()[0]
     original, model = dense(router, dtype=dtype), dense(router, dtype=dtype)
     (site,) = rewrite(model).sites
     assert site.status == "whole", site.findings
-    assert site.absorbed == ("sigmoid-after-topk",)
-    assert [node.op_type for node in model.graph].count("Sigmoid") == 0
+    assert site.absorbed == (f"{op_type.lower()}-after-topk",)
+    assert [node.op_type for node in model.graph].count(op_type) == 0
     was, now = outputs(original, dtype), outputs(model, dtype)
     np.testing.assert_allclose(now, was, rtol=0, atol=(1e-5 if dtype == "float" else 3e-3) * np.abs(was).max())
     assert not rewrite(model).modified
@@ -87,6 +90,16 @@ REFUSALS = {
         {},
     ),
     "into logits": (SCATTER.replace("full", "logits") + "dense = Sigmoid (hot)", {}),
+    "softmax over the tokens": (EXPANDED + SCATTER + "dense = Softmax <axis = 0> (hot)", {}),
+    "softmax, other indices": (
+        EXPANDED
+        + SCATTER.replace("hot", "kept = Mul (ids, nought)\n hot").replace("ids, raw", "kept, raw")
+        # The true indices are used, too, so that this is a router at all.
+        + "gates = Softmax <axis = 1> (hot)\n"
+        + SCATTER.replace("hot", "true").replace("full", "zeros")
+        + "dense = Add (gates, true)",
+        {"nought": np.array([0]), "zeros": np.zeros((7, EXPERTS), np.float32)},
+    ),
 }
 
 

@@ -166,6 +166,75 @@ def test_masks_count_only_behind_a_linear_layer(form: str, linear: bool) -> None
     assert site.status == ("whole" if linear else "left")
 
 
+SCATTER = """
+    shape = Shape (logits)
+    zeros = Expand (nought, shape)
+    dense = ScatterElements <axis = 1> (zeros, ids, weights)"""
+ROWS = {
+    "one product of all results": """
+    all = Einsum <equation = "th,ehd->ted"> (x, experts)
+    y = Einsum <equation = "te,ted->td"> (dense, all)""",
+    "results scaled": """
+    all = Einsum <equation = "th,ehd->ted"> (x, experts)
+    bent = Relu (all)
+    column = Unsqueeze (dense, minus1)
+    weighted = Mul (bent, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)""",
+    "results joined": f"""
+    row = Unsqueeze (x, one)
+    all = Concat <axis = 1> ({", ".join(["row"] * EXPERTS)})
+    column = Unsqueeze (dense, minus1)
+    weighted = Mul (all, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)""",
+    "a column for each": "\n".join(
+        f"""
+    c{e} = Slice (dense, from{e}, to{e}, one)
+    y{e + 1} = Mul (c{e}, x)
+    """
+        for e in range(EXPERTS)
+    )
+    + f"\n y = Sum ({', '.join(f'y{e + 1}' for e in range(EXPERTS))})",
+}
+
+
+@pytest.mark.parametrize("linear", [True, False], ids=["of a linear layer", "of something else"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_over_all_experts_count_only_behind_a_linear_layer(name: str, linear: bool) -> None:
+    """Every expert sees every token, and the row of weights scales the results."""
+    router = "scores = Softmax <axis = -1> (logits)\n weights, ids = TopK (scores, k)" + SCATTER
+    if not linear:
+        router = router.replace("(logits)\n", "(sorted)\n").replace("scores =", "sorted = Cos (logits)\n scores =", 1)
+    columns = {f"{name}{e}": np.array([e + i]) for e in range(EXPERTS) for i, name in enumerate(("from", "to"))}
+    (site,) = rewrite(block(router, {"nought": 0.0, **columns}, experts_text=ROWS[name])).sites
+    assert site.status == ("whole" if linear else "left"), site.findings
+
+
+def test_some_columns_are_no_evidence() -> None:
+    text = "\n".join(f"c{e} = Slice (dense, from{e}, to{e}, one)\n y{e} = Mul (c{e}, x)" for e in (0, 1))
+    router = "weights, ids = TopK (logits, k)" + SCATTER
+    constants = {"nought": 0.0, "from0": np.array([0]), "to0": np.array([1]), "from1": np.array([1])}
+    model = block(router, {**constants, "to1": np.array([2])}, experts_text=text + "\n y = Sum (y0, y1)")
+    (site,) = rewrite(model).sites
+    assert [finding.reason.slug for finding in site.findings] == ["topk-not-a-router"]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        "soft = Softplus (logits)\n big = Greater (logits, twenty)\n raw = Where (big, logits, soft)\n s = Sqrt (raw)",
+        "most = ReduceMax <keepdims = 1> (logits, minus1)\n less = Sub (logits, most)\n s = Exp (less)",
+        "s = Relu (logits)",
+    ],
+    ids=["where", "difference", "relu"],
+)
+def test_element_wise_steps_behind_the_linear_layer(score: str) -> None:
+    router = score + "\n weights, ids = TopK (s, k)" + SCATTER
+    model = block(router, {"nought": 0.0, "twenty": 20.0}, experts_text=ROWS["results scaled"])
+    (site,) = rewrite(model).sites
+    assert site.experts == EXPERTS
+    assert "topk-not-a-router" not in [finding.reason.slug for finding in site.findings]
+
+
 FORMS = {
     "smallest": ("weights, ids = TopK <largest = 0> (scores, k)", {}, "it takes the smallest"),
     "axis": ("weights, ids = TopK <axis = 0> (scores, k)", {}, "axis 0 is not the last one"),
