@@ -3,7 +3,9 @@
     report = ort_moe.optimize("model.onnx", "out.onnx")
     session = ort_moe.session("out.onnx", providers=["CUDAExecutionProvider"])
 
-`register` and `library_path` are for people who create their sessions themselves.
+`inspect`, `explain` and `verify` look at models, `diagnose` at the installation. `register` and `library_path` are for
+people who create their sessions themselves; `register_schemas` teaches our operators to `onnx.checker` and to ONNX's
+shape inference.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ort_moe.inspection import inspect
     from ort_moe.library import library_path, register
     from ort_moe.optimization import optimize
+    from ort_moe.schemas import register_schemas
     from ort_moe.session import session
     from ort_moe.verification import verify
 
@@ -35,6 +38,7 @@ __all__ = [
     "library_path",
     "optimize",
     "register",
+    "register_schemas",
     "session",
     "verify",
 ]
@@ -52,6 +56,7 @@ _MODULE_OF = {
     "library_path": "ort_moe.library",
     "optimize": "ort_moe.optimization",
     "register": "ort_moe.library",
+    "register_schemas": "ort_moe.schemas",
     "session": "ort_moe.session",
     "verify": "ort_moe.verification",
 }

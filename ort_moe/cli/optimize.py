@@ -20,13 +20,6 @@ class Target(StrEnum):
 
     cuda = "cuda"
     cpu = "cpu"
-    contrib = "contrib"
-
-
-class Weights(StrEnum):
-    """The format of the experts' weights."""
-
-    keep = "keep"
 
 
 def optimize(
@@ -37,7 +30,6 @@ def optimize(
     target: Annotated[
         Target, typer.Option(help="Where the model shall run; cuda and cpu give the same model today.")
     ] = Target.cuda,
-    weights: Annotated[Weights, typer.Option(help="Format of the experts' weights.")] = Weights.keep,
     rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone.")] = None,
     skip: Annotated[str | None, typer.Option(metavar="A,B", help="Do not apply these rules.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
@@ -55,8 +47,6 @@ def optimize(
     force: Annotated[bool, typer.Option("--force", help="Allow the output to be the input.")] = False,
 ) -> None:
     """Fuse the routers of a model and prove the answer the same."""
-    if target is Target.contrib:
-        raise typer.BadParameter("'contrib' is not supported yet; the targets are cuda and cpu", param_hint="--target")
     if output is None and not dry_run:
         raise typer.BadParameter("an output is needed, or --dry-run", param_hint="-o")
     if rules is not None and skip is not None:

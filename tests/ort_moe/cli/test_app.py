@@ -57,7 +57,6 @@ def test_help_is_immediate() -> None:
         ("optimize",),
         ("optimize", "model.onnx"),
         ("optimize", "model.onnx", "-o", "out.onnx", "--target", "tpu"),
-        ("optimize", "model.onnx", "-o", "out.onnx", "--weights", "int4"),
         ("optimize", "model.onnx", "-o", "out.onnx", "--rules", "softmax", "--skip", "softmax"),
         ("verify", "model.onnx"),
         ("ops", "NoSuchOp"),

@@ -78,10 +78,10 @@ def test_failed_verification(ort_moe: Command, source: Path, monkeypatch: pytest
     assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
 
 
-def test_contrib_is_not_supported(ort_moe: Command, source: Path) -> None:
-    outcome = ort_moe("optimize", source, "--dry-run", "--target", "contrib")
+def test_unknown_target(ort_moe: Command, source: Path) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", "--target", "tpu")
     assert outcome.code == ExitCode.USAGE
-    assert "'contrib' is not supported yet; the targets are cuda and cpu" in outcome.err
+    assert "'tpu' is not one of 'cuda', 'cpu'" in outcome.err
 
 
 @pytest.mark.parametrize("option", ["--rules", "--skip"])
