@@ -98,11 +98,15 @@ ORT_MOE_HD float PowerOfTwo(int n) { return BitsToFloat(static_cast<uint32_t>(n 
 
 // e^x, within 1 ulp; subnormal results are rounded once, overflow gives +inf, NaN stays NaN.
 ORT_MOE_HD float Exp(float x) {
-  constexpr float kHighest = 88.7228393f, kLowest = -103.972084f;
-#if !defined(__CUDA_ARCH__)  // a device selects at the end instead: without branches several calls interleave
+#if defined(__CUDA_ARCH__)
+  // Past these bounds the steps below give infinity and 0 by themselves; NaN stays NaN. Without branches calls
+  // interleave.
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(89.0f));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-104.0f));
+#else
   if (IsNaN(x)) return x;
-  if (x > kHighest) return Infinity();
-  if (x < kLowest) return 0.0f;
+  if (x > 88.7228393f) return Infinity();
+  if (x < -103.972084f) return 0.0f;
 #endif
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // few bits, so n * kLn2High is exact
@@ -120,12 +124,7 @@ ORT_MOE_HD float Exp(float x) {
   p = Add(Fma(p, Mul(r, r), r), 1.0f);
   const int exponent = static_cast<int>(n);
   const int half = exponent / 2;  // two steps reach 2^128 and the subnormals without leaving the format
-  const float y = Mul(Mul(p, PowerOfTwo(half)), PowerOfTwo(exponent - half));
-#if defined(__CUDA_ARCH__)
-  return IsNaN(x) ? x : (x > kHighest ? Infinity() : (x < kLowest ? 0.0f : y));
-#else
-  return y;
-#endif
+  return Mul(Mul(p, PowerOfTwo(half)), PowerOfTwo(exponent - half));
 }
 
 // Natural logarithm of a normal, positive, finite x, within 2 ulp.

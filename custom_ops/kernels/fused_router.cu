@@ -24,10 +24,8 @@
 namespace ort_moe {
 namespace {
 
-constexpr int64_t kMaxGrid = 1 << 20;   // blocks walk over the rows beyond it
-constexpr int64_t kMaxWarpChosen = 16;  // a round costs more than the block's share of counting from here on
-constexpr int64_t kManyRows = 512;      // with fewer, a warp to a block spreads them over all multiprocessors
-static_assert(kMaxWarpChosen <= kWarp);
+constexpr int64_t kMaxGrid = 1 << 20;  // blocks walk over the rows beyond it
+constexpr int64_t kManyRows = 512;     // with fewer, a warp to a block spreads them over all multiprocessors
 
 RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
   const bool softmax = config.score == Score::kSoftmax;
@@ -48,6 +46,11 @@ RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
   p.topk_groups = static_cast<int32_t>(config.topk_groups);
   p.group_size = static_cast<int32_t>(args.experts / config.num_groups);
   p.group_score_top = static_cast<int32_t>(config.group_score_top);
+  const int32_t chunks = p.group_size % kChunk == 0 ? p.group_size / kChunk : 0;
+  p.log2_group_chunks = -1;
+  for (int32_t log2 = 0; 1 << log2 <= kWarp; ++log2) {
+    if (chunks == 1 << log2) p.log2_group_chunks = log2;
+  }
   p.group_fill = config.group_fill;
   p.softcap = config.softcap;
   p.mixer_threshold = config.mixer_threshold;
@@ -72,11 +75,11 @@ dim3 Grid(int64_t rows, int64_t rows_per_block) {
   return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
 }
 
-template <typename T, int kChunks, bool kPlain>
+template <typename T, int kOwned, bool kPlain>
 cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
   const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
-  const size_t shared_bytes = warps * WarpRow<T, kChunks, kPlain>::SharedBytes(p);
-  return Launch<FusedRouterWarpKernel<T, kChunks, kPlain>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
+  const size_t shared_bytes = warps * WarpRow<T, kOwned, kPlain>::SharedBytes(p);
+  return Launch<FusedRouterWarpKernel<T, kOwned, kPlain>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
 }
 
 template <typename T, bool kPlain>
@@ -85,10 +88,13 @@ cudaError_t LaunchLanesOrWarp(const RouterParams& p, cudaStream_t stream) {
     const int threads = p.rows <= kManyRows ? kWarp : kLaneBlock;
     return Launch<FusedRouterLaneKernel<T, kPlain>>(Grid(p.rows, threads / kChunk), threads, 0, stream, p);
   }
-  constexpr int kStep = kWarp * kChunk;
-  if (p.experts <= kStep) return LaunchWarp<T, 1, kPlain>(p, stream);
-  if (p.experts <= 2 * kStep) return LaunchWarp<T, 2, kPlain>(p, stream);
-  return LaunchWarp<T, 4, kPlain>(p, stream);
+  if constexpr (kPlain) {
+    if (p.experts <= 2 * kWarp) return LaunchWarp<T, 2, kPlain>(p, stream);
+    if (p.experts <= 4 * kWarp) return LaunchWarp<T, 4, kPlain>(p, stream);
+  }
+  if (p.experts <= 8 * kWarp) return LaunchWarp<T, 8, kPlain>(p, stream);
+  if (p.experts <= 16 * kWarp) return LaunchWarp<T, 16, kPlain>(p, stream);
+  return LaunchWarp<T, 32, kPlain>(p, stream);
 }
 
 template <typename T>

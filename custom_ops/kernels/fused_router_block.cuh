@@ -26,8 +26,7 @@ class BlockRow {
 
   static __host__ size_t SharedBytes(const RouterParams& p) {
     const size_t experts = static_cast<size_t>(p.experts + kChunk - 1) / kChunk * kChunk;
-    return SortSize(p.experts) * sizeof(uint64_t) + experts * sizeof(float) +
-           (p.grouped ? 2 * sizeof(uint32_t) * p.num_groups : 0);
+    return SortSize(p.experts) * sizeof(uint64_t) + experts * sizeof(float) + 2 * GroupWords(p) * sizeof(uint32_t);
   }
 
   __device__ BlockRow(const RouterParams& p, uint64_t* shared)
@@ -39,7 +38,7 @@ class BlockRow {
         by_expert_(reinterpret_cast<float*>(shared + sort_size_)),
         keys_(reinterpret_cast<uint32_t*>(by_expert_)),
         group_keys_(keys_ + chunks_ * kChunk),
-        keep_(group_keys_ + p.num_groups) {}
+        keep_(group_keys_ + GroupWords(p)) {}
 
   __device__ void Route(int64_t row) {
     row_ = row;
@@ -47,7 +46,7 @@ class BlockRow {
     bool nan = false;
     for (int32_t chunk = thread_; chunk < chunks_; chunk += kBlock) {
       float x[kChunk];
-      LoadChunks<T, 1>(p_, row, chunk, 0, x);
+      LoadChunks<T, 1>(p_, LogitsOfRow<T>(p_, row), chunk, 0, x);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         nan |= IsNaN(x[i]);
@@ -100,7 +99,11 @@ class BlockRow {
     return sum;
   }
 
-  __device__ float Logit(int32_t expert) const { return LoadLogit<T>(p_, row_, expert); }
+  __device__ float Logit(int32_t expert) const { return LoadLogit<T>(p_, LogitsOfRow<T>(p_, row_), expert); }
+
+  __device__ float Score(int32_t expert, const RowSoftmax& softmax) const {
+    return ScoreOf(p_, softmax, Logit(expert));
+  }
 
   __device__ bool IsMasked(int32_t expert) const { return p_.grouped && keep_[expert / p_.group_size] == 0u; }
 
@@ -291,7 +294,7 @@ class BlockRow {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kBlock) FusedRouterBlockKernel(const __grid_constant__ RouterParams p) {
+__global__ void __launch_bounds__(kBlock, 8) FusedRouterBlockKernel(const __grid_constant__ RouterParams p) {
   extern __shared__ __align__(16) uint64_t block_shared[];
   BlockRow<T> router(p, block_shared);
   WaitForPrevious();

@@ -1,4 +1,5 @@
-// FusedRouter on the device, from keys in shared memory: the next best of a range, scores of groups, which groups stay.
+// FusedRouter's groups on the device: their keys, and which of them stay, from a row's keys in shared memory or in
+// lanes.
 #pragma once
 
 #include "kernels/fused_router_row.cuh"
@@ -58,6 +59,11 @@ __device__ inline uint32_t GroupKey(const uint32_t* keys, int32_t begin, int32_t
   return RankKey(sum);
 }
 
+// Words for an entry per group, whole 16 bytes.
+__host__ __device__ inline int32_t GroupWords(const RouterParams& p) {
+  return p.grouped ? (p.num_groups + 3) / 4 * 4 : 0;
+}
+
 // keep[g] for the groups that this thread owns: whether fewer than topk_groups rank before it.
 __device__ inline void KeepGroups(const RouterParams& p, const uint32_t* group_keys, uint32_t* keep, int thread,
                                   int threads) {
@@ -70,6 +76,54 @@ __device__ inline void KeepGroups(const RouterParams& p, const uint32_t* group_k
     }
     keep[g] = better < p.topk_groups;
   }
+}
+
+// Whether chunk lane + c * 32 of this lane's keys is in a group that is left out. A group is 2^log2_group_chunks
+// neighbouring lanes, and its score the sum of one or two keys.
+template <int kChunks>
+__device__ __forceinline__ void MaskedInLanes(const RouterParams& p, const uint32_t (&key)[kChunks * kChunk],
+                                              bool (&masked)[kChunks]) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t chunks = 1 << p.log2_group_chunks;
+  uint32_t group_key[kChunks];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    uint32_t first = 0u, second = 0u;  // best of the chunk, then of the group
+#pragma unroll
+    for (int i = c * kChunk; i < (c + 1) * kChunk; ++i) {
+      second = max(second, min(first, key[i]));
+      first = max(first, key[i]);
+    }
+#pragma unroll 1
+    for (int stride = 1; stride < chunks; stride *= 2) {
+      const uint32_t other_first = __shfl_xor_sync(kAllLanes, first, stride);
+      const uint32_t other_second = __shfl_xor_sync(kAllLanes, second, stride);
+      second = max(min(first, other_first), max(second, other_second));
+      first = max(first, other_first);
+    }
+    float sum = Add(0.0f, KeyValue(first));
+    if (p.group_score_top == 2) sum = Add(sum, KeyValue(second));
+    group_key[c] = first == 0u ? 0u : RankKey(sum);
+  }
+  int32_t better[kChunks] = {};
+#pragma unroll
+  for (int other_c = 0; other_c < kChunks; ++other_c) {
+#pragma unroll 1
+    for (int32_t other = 0; other < kWarp; other += 4 * chunks) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int32_t other_lane = other + n * chunks;
+        const uint32_t other_key = __shfl_sync(kAllLanes, group_key[other_c], other_lane);
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          const bool lower = other_c * kWarp + other_lane < ((lane + c * kWarp) & -chunks);
+          better[c] += other_lane < kWarp && (other_key > group_key[c] || (other_key == group_key[c] && lower));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) masked[c] = group_key[c] != 0u && better[c] >= p.topk_groups;
 }
 
 }  // namespace ort_moe

@@ -16,14 +16,14 @@ constexpr int kLaneBlock = 128;
 template <typename T>
 class LaneRow {
  public:
-  __device__ explicit LaneRow(const RouterParams& p) : p_(p), expert_(threadIdx.x % kChunk) {}
+  __device__ LaneRow(const RouterParams& p, int64_t row) : p_(p), expert_(threadIdx.x % kChunk) { PointTo(row); }
 
-  // Called by whole warps; a row past the end is computed on nothing and not stored.
+  __device__ void PointTo(int64_t row) { logits_ = Settled(LogitsOfRow<T>(p_, row)); }
+
+  // The row pointed to. Called by whole warps; a row past the end is computed on nothing and not stored.
   __device__ void Route(int64_t row) {
     const bool owns = row < p_.rows && expert_ < p_.experts;
-    x_ = owns ? Softcap(p_, Storage<T>::Widen(
-                                static_cast<const typename Storage<T>::Bits*>(p_.logits)[row * p_.experts + expert_]))
-              : -Infinity();
+    x_ = owns ? LoadLogit<T>(p_, logits_, expert_) : -Infinity();
     const unsigned nans = __ballot_sync(kAllLanes, IsNaN(x_));
     const bool has_nan = ((nans >> (threadIdx.x % kWarp & ~(kChunk - 1))) & 0xffu) != 0;
     RowSoftmax softmax;
@@ -46,18 +46,23 @@ class LaneRow {
   __device__ void ForEachChosen(F f) {
     if (chosen_) f(expert_, value_);
   }
-  __device__ float MaxOfChosen() const { return MaxOf(chosen_ ? RankKey(value_) : 0u); }
+  __device__ float MaxOfChosen() const {
+    return p_.plain_keys() ? KeyValue(best_key_) : MaxOf(chosen_ ? RankKey(value_) : 0u);
+  }
   __device__ float SumOfChosen() const { return SumOf(chosen_ ? value_ : 0.0f); }
   __device__ float Logit(int32_t) const { return x_; }
+  __device__ float Score(int32_t, const RowSoftmax& softmax) const { return ScoreOf(p_, softmax, x_); }
   __device__ bool IsMasked(int32_t) const { return false; }
 
  private:
-  __device__ int32_t RankOf(uint32_t key) const {
+  __device__ int32_t RankOf(uint32_t key) {
     int32_t rank = 0;
+    best_key_ = 0u;
 #pragma unroll
     for (int other = 0; other < kChunk; ++other) {
       const uint32_t other_key = __shfl_sync(kAllLanes, key, other, kChunk);
       rank += other_key > key || (other_key == key && other < expert_);
+      best_key_ = max(best_key_, other_key);
     }
     return rank;
   }
@@ -83,21 +88,28 @@ class LaneRow {
 
   const RouterParams& p_;
   const int32_t expert_;
+  const Bits<T>* logits_ = nullptr;
   float x_ = 0.0f;
   float value_ = 0.0f;
+  uint32_t best_key_ = 0u;
   bool chosen_ = false;
 };
 
 template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kLaneBlock) FusedRouterLaneKernel(const __grid_constant__ RouterParams params) {
   std::conditional_t<kPlain, const RouterParams, const RouterParams&> p = kPlain ? WithPlainWrittenOut(params) : params;
-  LaneRow<T> router(p);
-  WaitForPrevious();
-  AllowNext();
   constexpr int kRowsPerWarp = kWarp / kChunk;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kChunk;
-  for (int64_t row = thread / kChunk; row / kRowsPerWarp * kRowsPerWarp < p.rows; row += step) router.Route(row);
+  int64_t row = thread / kChunk;
+  LaneRow<T> router(p, row);
+  WaitForPrevious();
+  AllowNext();
+  while (row / kRowsPerWarp * kRowsPerWarp < p.rows) {
+    router.Route(row);
+    row += step;
+    router.PointTo(row);
+  }
 }
 
 }  // namespace ort_moe

@@ -6,6 +6,7 @@
 //   SumOfChosen()       collective; of the values, in the order of the contract
 //   SumOfExperts(f)     collective; of f(expert, x) over all experts, in the order of the contract
 //   Logit(expert)       its softcapped logit
+//   Score(expert, ...)  its score
 //   IsMasked(expert)    whether its group was left out
 #pragma once
 
@@ -16,6 +17,9 @@
 
 #include "kernels/float_math.h"
 #include "kernels/fused_router.h"
+
+// A branch that hardly any model takes: its code is moved out of the way of the rest.
+#define ORT_MOE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
 
 namespace ort_moe {
 
@@ -37,6 +41,7 @@ struct RouterParams {
   int32_t topk_groups;
   int32_t group_size;
   int32_t group_score_top;
+  int32_t log2_group_chunks;  // where a group is a power of two of whole chunks within a warp, else -1
   float group_fill;
   float softcap;
   float mixer_threshold;
@@ -108,23 +113,28 @@ __device__ __forceinline__ float Softcap(const RouterParams& p, float x) {
 }
 
 template <typename T>
-__device__ __forceinline__ float LoadLogit(const RouterParams& p, int64_t row, int32_t expert) {
-  using Bits = typename Storage<T>::Bits;
-  return Softcap(p, Storage<T>::Widen(static_cast<const Bits*>(p.logits)[row * p.experts + expert]));
+using Bits = typename Storage<T>::Bits;
+
+template <typename T>
+__device__ __forceinline__ const Bits<T>* LogitsOfRow(const RouterParams& p, int64_t row) {
+  return static_cast<const Bits<T>*>(p.logits) + row * p.experts;
 }
 
-// The logits of chunks first, first + stride, ..., before the softcap; -inf past the last expert, which adds +0 to a
-// softmax's sums. All loads are issued before the first is used.
+template <typename T>
+__device__ __forceinline__ float LoadLogit(const RouterParams& p, const Bits<T>* logits, int32_t expert) {
+  return Softcap(p, Storage<T>::Widen(logits[expert]));
+}
+
+// The logits of chunks first, first + stride, ... of a row, before the softcap; -inf past the last expert, which adds
+// +0 to a softmax's sums. All loads are issued before the first is used.
 template <typename T, int kChunks>
-__device__ __forceinline__ void LoadChunks(const RouterParams& p, int64_t row, int32_t first, int32_t stride,
+__device__ __forceinline__ void LoadChunks(const RouterParams& p, const Bits<T>* logits, int32_t first, int32_t stride,
                                            float (&x)[kChunks * kChunk]) {
-  using Bits = typename Storage<T>::Bits;
-  constexpr int kVectors = kChunk * sizeof(Bits) / sizeof(uint4);
-  const Bits* logits = static_cast<const Bits*>(p.logits) + row * p.experts;
-  if (p.vector_loads) {
+  constexpr int kVectors = kChunk * sizeof(Bits<T>) / sizeof(uint4);
+  if (!ORT_MOE_RARE(!p.vector_loads)) {
     union {
       uint4 vectors[kChunks * kVectors];
-      Bits bits[kChunks * kChunk];
+      Bits<T> bits[kChunks * kChunk];
     } loaded;
 #pragma unroll
     for (int v = 0; v < kChunks * kVectors; ++v) {
@@ -173,7 +183,7 @@ __device__ __forceinline__ float ScoreOf(const RouterParams& p, const RowSoftmax
   return x;
 }
 
-// The share of the expert with logit x in the softmax around `best`, before the exponential; false: too far away.
+// Whether the expert with logit x takes part in the sparse mixer's softmax around `best`.
 __device__ __forceinline__ bool SharesWith(const RouterParams& p, float best, float x) {
   const float magnitude = fabsf(x);
   return !(Div(Add(best, -x), magnitude < best ? best : magnitude) > p.mixer_threshold);
@@ -203,9 +213,9 @@ __device__ __forceinline__ void WeighChosen(Row& row, const RouterParams& p, con
       if (p.from_selection && row.IsMasked(expert)) {
         value = p.group_fill;
       } else {
-        const float x = row.Logit(expert);
-        const bool as_it_is = p.softmax_of_chosen || p.score_after_topk || (p.from_selection && p.ranks_logits);
-        value = as_it_is ? x : ScoreOf(p, softmax, x);
+        const bool as_it_is = p.softmax_of_chosen || p.score_after_topk || p.score == Score::kNone ||
+                              (p.from_selection && p.ranks_logits);
+        value = as_it_is ? row.Logit(expert) : row.Score(expert, softmax);
       }
     });
   }
@@ -229,12 +239,17 @@ __device__ __forceinline__ void WeighChosen(Row& row, const RouterParams& p, con
   });
 }
 
-// Sum over the lanes of a warp whose lane l holds partial sums l, l + 32, l + 64 and l + 96: the contract's butterfly.
-__device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float p96) {
-  float sum = Add(Add(p0, p64), Add(p32, p96));
+// The contract's butterfly over groups of kLanes lanes that hold the partial sums; every lane gets the total.
+template <int kLanes>
+__device__ __forceinline__ float SumOverLanes(float sum) {
 #pragma unroll
-  for (int stride = kWarp / 2; stride > 0; stride /= 2) sum = Add(sum, __shfl_xor_sync(kAllLanes, sum, stride));
+  for (int stride = kLanes / 2; stride > 0; stride /= 2) sum = Add(sum, __shfl_xor_sync(kAllLanes, sum, stride));
   return sum;
+}
+
+// The same over a warp whose lane l holds partial sums l, l + 32, l + 64 and l + 96.
+__device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float p96) {
+  return SumOverLanes<kWarp>(Add(Add(p0, p64), Add(p32, p96)));
 }
 
 __device__ __forceinline__ uint32_t WarpMax(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }

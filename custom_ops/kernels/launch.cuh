@@ -26,6 +26,13 @@ __device__ __forceinline__ void AllowNext() {
 #endif
 }
 
+// The same address, computed here and not later: ahead of a wait such work costs nothing.
+template <typename T>
+__device__ __forceinline__ const T* Settled(const T* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
 struct KernelTraits {
   bool overlaps = false;     // the device has PDL and the code that is loaded waits as it must
   int max_shared_bytes = 0;  // dynamic shared memory that a block may have
