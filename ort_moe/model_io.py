@@ -127,7 +127,15 @@ class StagedModel:
 
     def _write(self, model: ir.Model, external_data: str, force: bool) -> None:
         folder = self.target.parent
-        kept = data_files(model) if external_data == KEEP else {}
+        kept = data_files(model)
+        if any(same_file(self.target, path) for path in kept.values()):
+            raise OutputError(f"cannot write {self.target}: it holds the input's own weights; name another output")
+        if external_data != KEEP:
+            kept = {}
+        elif self.target.name in kept:
+            raise OutputError(
+                f"cannot write {self.target}: the input's weights lie in a file of that name; name another output"
+            )
         referenced = bool(kept) and folder.samefile(self._source.parent)
         if referenced or (external_data == KEEP and not kept):
             handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder)
@@ -159,6 +167,8 @@ class StagedModel:
     def _check_data_target(self, location: str, copied_from: Path | None, force: bool) -> None:
         """Refuses to overwrite a data file that may be another model's."""
         final = self.target.parent / location
+        if same_file(final, self._source):
+            raise OutputError(f"cannot write {final}: it is the input; choose another name")
         if not final.exists() or (copied_from is not None and filecmp.cmp(copied_from, final, shallow=True)):
             return
         if self._source.exists() and any(final.samefile(path) for path in _data_files_of(self._source)):
@@ -233,12 +243,19 @@ def check_target(
             raise OutputError(f"cannot write external data to '{external_data}': it is the name of the output itself")
 
 
+def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether both exist and are one file, by whatever names."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
 def _head(path: Path) -> bytes:
     """The first bytes of the file.
 
     Raises:
-        ModelError: It is empty, or a pointer left by a large-file store.
+        ModelError: It is empty, a device or a pipe, or a pointer left by a large-file store.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ModelError(f"cannot read {path}: it is no regular file")
     with path.open("rb") as file:
         head = file.read(64)
     if not head:

@@ -54,6 +54,8 @@ def optimize(
     only, without = names(rules), names(skip) or ()
     check_rules(only, "--rules")
     check_rules(without, "--skip")
+    if report is not None:
+        _check_report(report, model, output, external_data)
 
     from ort_moe.optimization import optimize as run
 
@@ -83,10 +85,29 @@ def optimize(
         raise typer.Exit(ExitCode.NOTHING_MATCHED)
 
 
+def _check_report(path: Path, model: Path, output: Path | None, external_data: str) -> None:
+    """Looks whether the report can be written there, before work is put into the model."""
+    from ort_moe.errors import OutputError
+    from ort_moe.model_io import check_target
+
+    try:
+        check_target(path, source=model)
+    except OutputError as error:
+        raise OutputError(f"cannot write the report: {error}") from error
+    taken = [] if output is None else [output, output.with_name(external_data)]
+    if path.absolute() in [other.absolute() for other in taken]:
+        raise OutputError(f"cannot write the report {path}: the model goes there")
+    if path.exists() and (not path.is_file() or path.open("rb").read(1) not in (b"", b"{")):
+        raise OutputError(f"cannot write the report {path}: it exists and is no report")
+
+
 def _write_report(path: Path, document: dict[str, object]) -> None:
     from ort_moe.errors import OutputError
 
+    staged = path.with_name(f".{path.name}.tmp")
     try:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        staged.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        staged.replace(path)
     except OSError as error:
+        staged.unlink(missing_ok=True)
         raise OutputError(f"cannot write the report {path}: {error.strerror or error}") from error

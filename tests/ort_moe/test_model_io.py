@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -92,6 +93,13 @@ class TestReading:
         source.write_bytes(model.SerializeToString())
         with pytest.raises(ModelError, match="outside the model's folder"):
             load_model(source)
+
+    def test_no_regular_file(self, tmp_path: Path) -> None:
+        pipe = tmp_path / "model.onnx"
+        os.mkfifo(pipe)
+        for path in (pipe, Path("/dev/zero")):
+            with pytest.raises(ModelError, match=f"cannot read {path}: it is no regular file"):
+                load_model(path)
 
     @pytest.mark.parametrize(
         ("ir_version", "opset", "message"),
@@ -209,6 +217,30 @@ class TestWriting:
                 load_model(source), source.with_name("out.onnx"), source=source, external_data="weights.bin", force=True
             )
         load_model(source)
+
+    def test_model_does_not_replace_the_weights(self, source: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        folder.mkdir()
+        weights = source.with_name("weights.bin")
+        link = source.with_name("link.bin")
+        link.hardlink_to(weights)
+        before = weights.read_bytes()
+        for external_data in ("keep", "out.data"):
+            for target in (weights, link):
+                with pytest.raises(OutputError, match="it holds the input's own weights"):
+                    StagedModel(load_model(source), target, source=source, external_data=external_data, force=True)
+        with pytest.raises(OutputError, match="the input's weights lie in a file of that name"):
+            StagedModel(load_model(source), folder / "weights.bin", source=source, force=True)
+        assert weights.read_bytes() == before
+        assert list(folder.iterdir()) == []
+
+    def test_weights_do_not_replace_the_input(self, source: Path) -> None:
+        before = source.read_bytes()
+        with pytest.raises(OutputError, match="it is the input; choose another name"):
+            StagedModel(
+                load_model(source), source.with_name("out.onnx"), source=source, external_data=source.name, force=True
+            )
+        assert source.read_bytes() == before
 
     @pytest.mark.parametrize(
         ("name", "message"),

@@ -43,6 +43,29 @@ def test_report_that_cannot_be_written(ort_moe: Command, source: Path) -> None:
     assert "cannot write the report" in outcome.err
 
 
+def test_report_replaces_nothing_else(ort_moe: Command, source: Path) -> None:
+    folder = source.parent
+    output, data, other = (folder / name for name in ("out.onnx", "out.data", "other.txt"))
+    other.write_text("a text")
+    before = source.read_bytes()
+    for report, sentence in (
+        (source, "it is the input"),
+        (output, "the model goes there"),
+        (data, "the model goes there"),
+        (other, "it exists and is no report"),
+        (folder / "absent" / "report.json", "there is no folder"),
+    ):
+        outcome = ort_moe("optimize", source, "-o", output, "--external-data", "out.data", "--report", report)
+        assert outcome.code == ExitCode.ERROR
+        assert "cannot write the report" in outcome.err
+        assert sentence in outcome.err
+        assert source.read_bytes() == before
+        assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "other.txt"]
+    report = folder / "report.json"
+    for _ in range(2):
+        assert ort_moe("optimize", source, "--dry-run", "--report", report).code == ExitCode.DONE
+
+
 def test_dry_run_with_explanation(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("optimize", source, "--dry-run", "--explain")
     assert outcome.code == ExitCode.DONE
