@@ -91,6 +91,14 @@ def dim(value: ir.Value | None, axis: int) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def has_same_shape(value: ir.Value, other: ir.Value) -> bool:
+    """Whether both shapes are known and one: the same lengths, under the same names where they are not fixed."""
+    if value.shape is None or other.shape is None or value.shape.rank() != other.shape.rank():
+        return False
+    pairs = zip(value.shape, other.shape, strict=True)
+    return all(a == b and (isinstance(a, int) or a.value is not None) for a, b in pairs)
+
+
 def is_last_axis(axis: int, value: ir.Value) -> bool:
     """Whether `axis`, counted from either end, is the value's last one."""
     known = rank(value)

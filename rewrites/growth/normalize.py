@@ -8,9 +8,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.router_node import NON_NEGATIVE_SCORES, Router
+from ort_moe.rewrites.router_node import NON_NEGATIVE_SCORES, Router, is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import producer, reduces_last_axis, scalar_beside
+from ort_moe.rewrites.values import (
+    FLOATS,
+    has_same_shape,
+    producer,
+    reduces_last_axis,
+    scalar_beside,
+    through_casts,
+)
 
 
 @dataclass(frozen=True)
@@ -97,4 +104,27 @@ def _with_scalar(node: ir.Node) -> tuple[ir.Value, float]:
     raise Refusal(f"the divisor's {node.op_type} has no constant operand")
 
 
-NORMALIZE_RULES = (Normalize(),)
+class UnexpandDivisor(RouterRule):
+    """Div(w, Expand(d)) -> Div(w, d).
+
+    For w the weights of a FusedRouter, with or without casts on the way, and an expansion to just their shape, which
+    the division does by itself.
+    """
+
+    title = "unexpand-divisor"
+    root = "Div"
+
+    def pattern(self, op: Any, weights: Any, divisor: Any, shape: Any) -> Any:
+        return op.Div(weights, op.Expand(divisor, shape, _outputs=["expanded"]))
+
+    def read(self, weights: ir.Value, expanded: ir.Value, **_: Any) -> None:
+        require(is_router(through_casts(weights, FLOATS).producer()), f"'{weights.name}' is not a router's weights")
+        require(has_same_shape(expanded, weights), f"'{expanded.name}' has not the shape of the weights")
+
+    def rewrite(self, op: Any, weights: ir.Value, divisor: ir.Value, **matched: Any) -> ir.Value:
+        self.read(weights=weights, **matched)
+        quotient: ir.Value = op.Div(weights, divisor)
+        return quotient
+
+
+NORMALIZE_RULES = (UnexpandDivisor(), Normalize())

@@ -43,6 +43,30 @@ def test_epsilon_then_lower_limit() -> None:
     assert_fuses(build, {"normalize_eps": 0.25, "normalize_min": 0.5}, absorbed=("normalize", "softmax"))
 
 
+EXPANDED = (
+    CHOOSE
+    + """
+    total = ReduceL1 <keepdims = 1> (raw, minus1)
+    limited = Clip (total, least)
+    shape = Shape (ids)
+    divisor = Expand (limited, shape)
+    weights = Div (raw, divisor)"""
+)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_expanded_divisor(dtype: str) -> None:
+    build = partial(block, EXPANDED, {"least": 0.75}, dtype=dtype)
+    rtol = 1e-5 if dtype == "float" else 3e-3
+    assert_fuses(build, {"normalize_min": 0.75}, absorbed=("normalize", "softmax"), rtol=rtol)
+
+
+def test_refuses_an_expansion_to_another_shape() -> None:
+    text = EXPANDED.replace("(limited, shape)", "(limited, ones)")
+    build = partial(block, text, {"least": 0.75, "ones": np.array([1, 1])})
+    assert_stays(build, status="partly", sentence="'divisor' has not the shape of the weights")
+
+
 def test_weights_of_any_sign_have_no_lower_limit() -> None:
     text = "raw, ids = TopK (logits, k)\n" + SUM + "\n more = Add (total, eps)\n weights = Div (raw, more)"
     build = partial(block, text, {"eps": 64.0})
