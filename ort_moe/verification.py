@@ -371,6 +371,23 @@ def _check_signatures(original: ir.Model, candidate: ir.Model) -> None:
         a, b = ([value.name for value in values] for values in (ours, theirs))
         if a != b:
             raise ModelError(f"the models cannot be compared: the original's {what} are {a}, the other's {b}")
+        for value, other in zip(ours, theirs, strict=True):
+            if not _agree(value, other):
+                raise ModelError(
+                    f"the models cannot be compared: '{value.name}' is {value.type}{value.shape} in the original, "
+                    f"{other.type}{other.shape} in the other"
+                )
+
+
+def _agree(value: ir.Value, other: ir.Value) -> bool:
+    """Whether both have one type, and one length wherever both lengths are fixed."""
+    if value.dtype != other.dtype and None not in (value.dtype, other.dtype):
+        return False
+    if value.shape is None or other.shape is None:
+        return True
+    pairs = zip(value.shape, other.shape, strict=False)
+    fixed = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+    return value.shape.rank() == other.shape.rank() and all(a == b for a, b in fixed)
 
 
 def _tolerance(model: ir.Model) -> Tolerance:

@@ -175,6 +175,16 @@ def test_refuses_models_of_other_outputs(tmp_path: Path) -> None:
         verify(save(original(), tmp_path / "a.onnx"), save(model, tmp_path / "b.onnx"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "other"), [({"dtype": np.float16}, r"FLOAT16\[tokens,8\]"), ({"tokens": 5}, r"FLOAT\[5,8\]")]
+)
+def test_refuses_models_of_other_types_and_sizes(tmp_path: Path, changes: dict[str, Any], other: str) -> None:
+    reference = save(original(tokens=4 if "tokens" in changes else "tokens"), tmp_path / "reference.onnx")
+    optimized = save(fused(**changes), tmp_path / "optimized.onnx")
+    with pytest.raises(ModelError, match=f"cannot be compared: 'hidden' is .* in the original, {other} in the other"):
+        verify(reference, optimized)
+
+
 def test_says_what_cannot_be_loaded(tmp_path: Path) -> None:
     model = original()
     model.graph.node[0].op_type = "NoSuchOperator"
