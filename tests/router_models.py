@@ -77,6 +77,7 @@ def case_model(case: RouterCase, *, symbolic: bool = False) -> onnx.ModelProto:
 def router_session(model: onnx.ModelProto, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
     """An ORT session of the model with our kernels."""
     import onnxruntime
+
     from ort_moe.library import register
 
     options = onnxruntime.SessionOptions()
