@@ -19,7 +19,9 @@ from ort_moe.errors import EnvironmentUnfitError, OrtMoeError, VerificationError
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits with an `ExitCode`."""
     # As an exception, so that what is half-written is cleaned up.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _exit_on_signal)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="ort-moe")
     except OrtMoeError as error:
@@ -28,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(ExitCode.VERIFICATION_FAILED)
         if isinstance(error, EnvironmentUnfitError):
             sys.exit(ExitCode.ENVIRONMENT_UNFIT)
+        sys.exit(ExitCode.ERROR)
+    except OSError as error:  # a full disk behind stdout, a working folder that is gone
+        print(f"ort-moe: error: {error}", file=sys.stderr)
         sys.exit(ExitCode.ERROR)
     sys.exit(ExitCode.DONE)
 

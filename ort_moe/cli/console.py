@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -56,5 +57,7 @@ def progress(text: str) -> Iterator[None]:
 def _console(file: TextIO) -> Console:
     from rich.console import Console
 
+    if isinstance(file, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
+        file.reconfigure(errors="backslashreplace")
     width = None if file.isatty() or "COLUMNS" in os.environ else _WIDTH_IN_A_PIPE
     return Console(file=file, width=width, highlight=False)

@@ -6,11 +6,13 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.cli.conftest import Command
+from tests.ort_moe.tiny_models import original, save
 
 VERBS = ("optimize", "inspect", "explain", "verify", "doctor", "ops", "rules")
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "ort_moe.rewrites")
@@ -48,6 +50,28 @@ def test_help_is_immediate() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(3)) < SECONDS
+
+
+def test_full_disk_behind_stdout_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "ort_moe.cli", "rules"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert outcome.returncode == ExitCode.ERROR
+    assert outcome.stderr == "ort-moe: error: [Errno 28] No space left on device\n"
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    path = save(original(), tmp_path / "\N{GREEK SMALL LETTER ALPHA}.onnx")
+    outcome = subprocess.run(
+        [sys.executable, "-m", "ort_moe.cli", "inspect", str(path)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == ExitCode.DONE, outcome.stderr
+    assert "\\u03b1.onnx" in outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_without_a_runtime(ort_moe: Command, source: Path, no_onnxruntime: None)
     assert output.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) -> None:
     """A real process, stopped while it verifies."""
     code = (
