@@ -20,13 +20,14 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml $(NATIVE) scripts/ort_headers.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	scripts/ort_headers.sh $(HEADERS)
+	@echo "installing, and building the library: a minute or two"
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev]'
 	touch $@
 
 demo: setup
 	mkdir -p build/demo
 	$(BIN)/ort-moe inspect $(DEMO)
-	$(BIN)/ort-moe optimize $(DEMO) -o build/demo/optimized.onnx --force --explain
+	$(BIN)/ort-moe optimize $(DEMO) -o build/demo/optimized.onnx --explain
 	$(BIN)/ort-moe verify $(DEMO) build/demo/optimized.onnx
 
 test: setup lint types unit floor
