@@ -53,7 +53,9 @@ class Explanation(Printable):
         graphs = {site.graph for site in self.sites}
         parts = [_site_text(number, site, show_graph=len(graphs) > 1) for number, site in enumerate(self.sites)]
         if not parts:
-            parts.append(Text("No TopK and nothing else that could route: there is no site to fuse."))
+            parts.append(
+                Text("No TopK: there is no site to fuse. Routers that choose by Max or ArgMax are not recognised yet.")
+            )
         parts += [Text("the model" + _finding_text(finding)) for finding in self.findings]
         return Text("\n").join(parts)
 

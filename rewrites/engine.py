@@ -75,8 +75,11 @@ def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[st
     """The names of the rules to run: `rules` (None: all) without `skip`; the plain seed runs unless it is skipped.
 
     Raises:
-        ValueError: A name is not in the table; the message lists those that are.
+        ValueError: A name is not in the table, and the message lists those that are; or a string stands for the names.
     """
+    for given in (rules, skip):
+        if isinstance(given, str):  # a collection of names, too: of one letter each
+            raise ValueError(f"expected a collection of rule names, got the string '{given}'")
     for name in (*(rules or ()), *skip):
         if name not in RULES:
             raise ValueError(f"unknown rule '{name}', expected one of {', '.join(RULES)}")

@@ -65,7 +65,7 @@ def test_layer() -> None:
 
 
 def test_nothing_to_explain() -> None:
-    assert "there is no site to fuse" in str(Explanation(()))
+    assert "No TopK: there is no site to fuse" in str(Explanation(()))
 
 
 @pytest.mark.parametrize(

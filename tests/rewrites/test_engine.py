@@ -36,6 +36,12 @@ def test_unknown_names_are_refused_with_the_list() -> None:
             rewrite(block(ROUTER), **arguments)
 
 
+def test_a_string_is_no_collection_of_names() -> None:
+    for arguments in ({"rules": "softmax"}, {"skip": "softmax"}):
+        with pytest.raises(ValueError, match="expected a collection of rule names, got the string 'softmax'"):
+            rewrite(block(ROUTER), **arguments)
+
+
 def test_named_rules_bring_the_seed() -> None:
     assert choose(["softmax"], ()) == {"seed-topk", "softmax"}
     (site,) = rewrite(block(ROUTER), rules=["softmax"]).sites
