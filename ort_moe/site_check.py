@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ort_moe.comparison import Tolerance, by_expert, coarsest, favoured, relative_difference
+from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN
 from ort_moe.running import Run, RunnableModel, open_session
 
@@ -123,10 +124,14 @@ def check_site(
     rows = near_ties = 0
     for with_library in libraries:
         how = "our kernel" if with_library else "its function body"
-        run = _one_node_session(site, captured[0], optimized, with_library)
         rows = near_ties = 0
+        run: Run | None = None
         for values in captured:
-            compared = _compare(site, values, run)
+            try:
+                run = run or _one_node_session(site, values, optimized, with_library)
+                compared = _compare(site, values, run)
+            except ModelError as error:
+                return SiteCheck(site.name, "failed", rows, near_ties, largest, f"by {how}: {error}")
             if isinstance(compared, str):
                 return SiteCheck(site.name, "skipped", detail=compared)
             if compared.detail:
@@ -208,6 +213,9 @@ def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck
     feeds = {name: values[name] for name in (site.logits, *site.computed)}
     got = run(feeds)
     own_weights, own_indices = got["weights"], got["indices"]
+    if weights.shape[:-1] == own_weights.shape[:-1] and weights.shape[-1] != own_weights.shape[-1]:
+        detail = f"it chooses {own_weights.shape[-1]} experts for a row, the original {weights.shape[-1]}"
+        return SiteCheck(site.name, "failed", detail=detail)
     if weights.shape != own_weights.shape or indices.shape != own_indices.shape:
         return (
             f"the original's weights {weights.shape} and indices {indices.shape} "

@@ -15,7 +15,7 @@ import models.fixtures
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.sample_inputs import Shape
 from ort_moe.verification import MOST_DRAWS, Verification, verify
-from tests.ort_moe.tiny_models import EXPERTS, HIDDEN, SITE, fused, original, save
+from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, SITE, fused, original, save
 
 
 def _verify(tmp_path: Path, wrong: str | None = None, dtype: Any = np.float32, **options: Any) -> Verification:
@@ -44,6 +44,55 @@ def test_names_the_router_with_wrong_weights(tmp_path: Path) -> None:
     assert "weights differ by 5.0e-01 of the largest (allowed 5e-06)" in verification.failure
     assert verification.shapes == ()
     assert "FAILED: the first router that differs is router" in str(verification)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "sentence"),
+    [
+        ({"k": CHOSEN + 1}, f"it chooses {CHOSEN + 1} experts for a row, the original {CHOSEN}"),
+        ({"topk_groups": 2}, "attribute 'topk_groups' must be between 1 and num_groups = 1, but is 2"),
+    ],
+    ids=["other k", "refused by the kernel"],
+)
+def test_names_the_router_that_cannot_be_compared(tmp_path: Path, attribute: dict[str, int], sentence: str) -> None:
+    model = fused()
+    router = next(node for node in model.graph.node if node.op_type == "FusedRouter")
+    for name, value in attribute.items():
+        next(a for a in router.attribute if a.name == name).i = value
+    verification = verify(save(original(), tmp_path / "reference.onnx"), save(model, tmp_path / "optimized.onnx"))
+    assert verification.failure is not None
+    assert verification.failure.startswith(f"the first router that differs is {SITE}: by our kernel: ")
+    assert sentence in verification.failure
+
+
+@pytest.mark.parametrize("where", ["load", "run"])
+def test_other_model_that_fails_is_no_error_of_the_original(tmp_path: Path, where: str) -> None:
+    model = fused()
+    last = model.graph.node[-1]
+    if where == "load":
+        last.op_type, last.domain = "NoSuchOp", "nowhere"
+        model.opset_import.append(helper.make_opsetid("nowhere", 1))
+    else:
+        next(t for t in model.graph.initializer if t.name == "expert_matrices").dims[:] = [
+            EXPERTS // 2,
+            HIDDEN,
+            2 * HIDDEN,
+        ]
+    verification = verify(save(original(), tmp_path / "reference.onnx"), save(model, tmp_path / "optimized.onnx"))
+    assert [shape.status for shape in verification.shapes] == ["failed"] * 3
+    assert f"at 1 x 1 token, ONNX Runtime cannot {where} " in str(verification.failure)
+
+
+def test_text_outputs(tmp_path: Path) -> None:
+    paths = []
+    for name, model in (("reference", original()), ("optimized", fused()), ("other", fused())):
+        text = numpy_helper.from_array(np.array(["a", "bc" if name == "other" else "b"], object), "text")
+        model.graph.initializer.append(text)
+        model.graph.node.append(helper.make_node("Identity", ["text"], ["words"], "text"))
+        model.graph.output.append(helper.make_tensor_value_info("words", TensorProto.STRING, [2]))
+        paths.append(save(model, tmp_path / f"{name}.onnx"))
+    assert verify(paths[0], paths[1]).passed
+    assert "output 'words' differs" in str(verify(paths[0], paths[2]).failure)
 
 
 def test_finds_wrong_experts_behind_renamed_logits(tmp_path: Path) -> None:
