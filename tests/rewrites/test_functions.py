@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from hypothesis import assume, given, settings
 
+from ort_moe.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.rewrites.functions import attach_functions, build_function
 from ort_moe.rewrites.router_node import Router
@@ -17,6 +18,9 @@ from tests.router_cases import RouterCase, router_cases
 from tests.router_models import case_model, run_router
 
 RTOL = 2e-5
+
+TOPK_TAKES_NO_ROWS = version_tuple(onnxruntime.__version__) >= (1, 31)
+"""Older CPU kernels of the standard TopK divide by zero there and end the process, in any model."""
 
 
 def portable_session(case: RouterCase) -> Any:
@@ -32,6 +36,7 @@ def portable_session(case: RouterCase) -> Any:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(router_cases(max_experts=64, max_tokens=4, textures=("normal", "ties", "zeros")))
 def test_body_agrees_with_the_emulation(case: RouterCase) -> None:
+    assume(TOPK_TAKES_NO_ROWS or 0 not in case.shape)
     weights, indices = case.emulate()
     largest = np.abs(weights).max(initial=0.0)
     assume(np.isfinite(weights).all() and largest < 1e3)  # else a quotient by a sum that cancels
