@@ -36,6 +36,13 @@ class Refusal(Exception):
         self.reason = reason
 
 
+class Mismatch(Refusal):
+    """The rule is about something else, which its pattern could not say: nothing to tell the user."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+
 @dataclass(frozen=True)
 class RuleInfo:
     """A row of the table of rules.
@@ -109,7 +116,8 @@ class RefusalLog(MatchingTracer):
     def log(self, rule: Any, container: Any, node: Any, match_result: Any, status: MatchStatus) -> None:
         """Called by the rewriter for every attempt."""
         del container
-        if status == MatchStatus.CONDITION_FAILED and not rule.name.startswith(_QUIET):
+        told = bool(match_result.reason) and not rule.name.startswith(_QUIET)
+        if status == MatchStatus.CONDITION_FAILED and told:
             self._sentences.setdefault(node.name, []).append(f"{rule.name}: {match_result.reason}")
 
     def sentences(self, node: ir.Node) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
-from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, require_only_consumers, router
 from ort_moe.rewrites.values import FLOATS, Array, integer, is_last_axis, producer, through_widening, vector
 
 
@@ -71,6 +71,50 @@ class GatherScores(RouterRule):
         return result, indices, op.Cast(indices, to=ir.DataType.INT64)
 
 
+class GatherSoftmax(RouterRule):
+    """GatherElements(Softmax(x), indices(FusedRouter(x))) -> weights(FusedRouter(x, score = softmax)).
+
+    Where x itself is ranked, without a bias and groups: the softmax does not change the ranking, and a FusedRouter with
+    that score ranks x, too.
+    """
+
+    title = "gather-softmax"
+    root = "GatherElements"
+
+    def pattern(self, op: Any, scored: Any, keys: Any) -> Any:
+        _, indices = router(op, keys)
+        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
+        scores = op.Softmax(scored, _allow_other_attributes=True, _outputs=["scores"])
+        gathered = op.GatherElements(scores, ids, _allow_other_attributes=True, _outputs=["gathered"])
+        return gathered, indices, ids
+
+    def read(
+        self, scored: ir.Value, keys: ir.Value, scores: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any
+    ) -> None:
+        found = Router.producing(weights)
+        softmax, gather = scores.producer(), gathered.producer()
+        assert softmax is not None
+        assert gather is not None
+        if through_widening(scored) is not through_widening(keys):
+            raise Mismatch  # scores with a bias, which GatherScores reads
+        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        require(is_last_axis(integer(softmax, "axis", -1), scores), "the softmax does not run over the experts")
+        require(scores.dtype in FLOATS, f"the scores are {scores.dtype}")
+        require(
+            found.is_bare,
+            "the FusedRouter has already absorbed something that acts before the gather",
+        )
+        require_only_consumers(weights)
+
+    def rewrite(
+        self, op: Any, weights: ir.Value, gathered: ir.Value, **matched: Any
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        self.read(weights=weights, gathered=gathered, **matched)
+        new_weights, indices = Router.producing(weights).grow(op, self.title, score="softmax")
+        result = new_weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(new_weights, to=gathered.dtype)
+        return result, indices, op.Cast(indices, to=ir.DataType.INT64)
+
+
 def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
     add = producer(through_widening(keys), "Add")
     if add is None:
@@ -95,4 +139,4 @@ def _is_plain_float32(value: ir.Value) -> bool:
     )
 
 
-GATHER_RULES = (GatherScores(),)
+GATHER_RULES = (GatherScores(), GatherSoftmax())

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.rule import Refusal, RouterRule, require
+from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require
 from ort_moe.rewrites.values import (
     FLOATS,
     constant,
@@ -47,7 +47,7 @@ class _ScoreOfScatter(RouterRule):
     def read(self, scattered: ir.Value, **_: Any) -> _Scatter:
         scatter = producer(through_casts(scattered, FLOATS), "ScatterElements")
         if scatter is None:
-            raise Refusal(f"'{scattered.name}' is not scattered")
+            raise Mismatch
         data, ids, weights = scatter.inputs[:3]
         assert data is not None
         assert ids is not None

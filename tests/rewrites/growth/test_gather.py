@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_stays, block
+from tests.rewrites.blocks import EXPERTS, K, assert_fuses, assert_stays, block
 
 BIAS = np.random.default_rng(5).standard_normal(EXPERTS).astype(np.float32)
 GATHER = """
@@ -60,6 +60,37 @@ def test_renormalised_and_scaled_in_half_precision() -> None:
 def test_gather_without_a_bias() -> None:
     build = partial(block, "scores = Sigmoid (logits)\n keys = Identity (scores)" + GATHER)
     assert_fuses(build, {"score": "sigmoid"}, absorbed=("gather-scores", "sigmoid"))
+
+
+SOFTMAX_GATHERED = """
+    unused, ids = TopK (logits, k)
+    scores = Softmax <axis = -1> (logits)
+    raw = GatherElements <axis = 1> (scores, ids)
+    total = ReduceSum <keepdims = 1> (raw, minus1)
+    weights = Div (raw, total)"""
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_softmax_gathered_where_the_logits_are_ranked(dtype: str) -> None:
+    build = partial(block, SOFTMAX_GATHERED, dtype=dtype)
+    expected = {"score": "softmax", "score_after_topk": 0, "normalize": 1}
+    assert_fuses(build, expected, absorbed=("gather-softmax", "normalize"), rtol=1e-5 if dtype == "float" else 3e-3)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "sentence"),
+    [
+        ("axis = -1> (logits)", "axis = 0> (logits)", "the softmax does not run over the experts"),
+        ("axis = 1> (scores", "axis = 0> (scores", "not gathered along the last axis"),
+        ("(logits)\n", "(other)\n", "neither the ranked keys nor those before an Add"),
+        ("raw = Gather", "spare = Add (unused, unused)\n raw = Gather", "'unused' is also read by"),
+    ],
+    ids=["other softmax", "other gather", "other scores", "weights in use"],
+)
+def test_refuses_other_gathered_softmaxes(was: str, becomes: str, sentence: str) -> None:
+    text = SOFTMAX_GATHERED.replace(was, becomes).replace("scores =", "other = Neg (logits)\n scores =")
+    outputs = f", float[T, {K}] spare" if "spare" in text else ""
+    assert_stays(partial(block, text, outputs=outputs), status="left", sentence=sentence)
 
 
 def test_bias_on_logits_then_softmax_of_the_chosen() -> None:
