@@ -1,16 +1,17 @@
 // FusedRouter on CUDA: weights and indices of the best k experts of each row, in one launch.
 //
-// Mapping: who owns a row depends on the shape alone, never on other rows.
+// Mapping: who owns a row depends on the configuration alone, never on its values or on other rows.
 //   lane   8 lanes a row, 4 rows a warp   E <= 8, no groups
-//   warp   a warp a row                   E <= 1024, k small: keys in registers, k rounds of redux.sync
-//   block  128 threads a row              the rest, as far as shared memory goes (E about 16384)
+//   warp   a warp a row                   E <= 1024, k <= 32: keys in registers
+//   block  128 threads a row              the rest, as far as shared memory goes (E about 16384): keys in shared memory
 // Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
-// Bound by: at few rows the latency of launch, one load from memory and k dependent rounds; at many rows instruction
-// issue, about 10 warp instructions for a round of selection and as many for each 16 bytes loaded.
+// Bound by: at few rows latency: the launch, one load from memory, and how fast one warp's instructions arrive, most of
+// them executed once; at many rows instruction issue, 300 to 600 warp instructions a row.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
-// of 16 bytes; then a row needs no exchange but the final butterfly, and no shared memory but a scatter of the k
-// chosen. Scores, biases, groups and normalisation are branches that all threads take alike: templates for them would
-// multiply the library's size and gain nothing that shows beside the rounds.
+// of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
+// choice. What most routers are, a softmax over the chosen, has instantiations of its own without the branches over
+// everything else; further templates would multiply the library's size. PDL hides the launch behind the previous
+// kernel.
 #include <algorithm>
 #include <cstdint>
 
@@ -97,12 +98,16 @@ cudaError_t LaunchLanesOrWarp(const RouterParams& p, cudaStream_t stream) {
   return LaunchWarp<T, 32, kPlain>(p, stream);
 }
 
+template <typename T, bool kPlain>
+cudaError_t LaunchOfKind(const RouterParams& p, cudaStream_t stream) {
+  if (p.experts <= kMaxWarpExperts && p.k <= kMaxWarpChosen) return LaunchLanesOrWarp<T, kPlain>(p, stream);
+  const size_t shared_bytes = BlockRow<T, kPlain>::SharedBytes(p);
+  return Launch<FusedRouterBlockKernel<T, kPlain>>(Grid(p.rows, 1), kBlock, shared_bytes, stream, p);
+}
+
 template <typename T>
 cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
-  if (p.experts <= kMaxWarpExperts && p.k <= kMaxWarpChosen) {
-    return IsPlain(p) ? LaunchLanesOrWarp<T, true>(p, stream) : LaunchLanesOrWarp<T, false>(p, stream);
-  }
-  return Launch<FusedRouterBlockKernel<T>>(Grid(p.rows, 1), kBlock, BlockRow<T>::SharedBytes(p), stream, p);
+  return IsPlain(p) ? LaunchOfKind<T, true>(p, stream) : LaunchOfKind<T, false>(p, stream);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 // fails (large k, floods of equal keys) a bitonic network sorts the whole row.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/fused_router_groups.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
@@ -14,7 +16,7 @@ namespace ort_moe {
 constexpr int kBlock = kPartials;
 constexpr int kMaxCandidates = 4 * kBlock;  // a power of two
 
-template <typename T>
+template <typename T, bool kPlain>
 class BlockRow {
  public:
   // Words for sorting: all experts, rounded up to a power of two.
@@ -30,7 +32,7 @@ class BlockRow {
   }
 
   __device__ BlockRow(const RouterParams& p, uint64_t* shared)
-      : p_(p),
+      : p_(kPlain ? WithPlainWrittenOut(p) : p),
         thread_(threadIdx.x),
         sort_size_(SortSize(p.experts)),
         chunks_((p.experts + kChunk - 1) / kChunk),
@@ -66,7 +68,7 @@ class BlockRow {
     if (p_.grouped) MaskGroups();
     Choose();
     ClearByExpert();
-    if (p_.score == Score::kSparseMixer) WeighSparseMixer(*this, p_, Chosen(0).expert, Chosen(1).expert);
+    if (ORT_MOE_RARE(p_.score == Score::kSparseMixer)) WeighSparseMixer(*this, p_, Chosen(0).expert, Chosen(1).expert);
     WeighChosen(*this, p_, softmax, nan);
     ForEachSlot([&](int32_t j, Slot& slot) {
       p_.weights[row * p_.k + j] = slot.value;
@@ -191,10 +193,10 @@ class BlockRow {
   // The k best into the first slots, in rank order.
   __device__ void Choose() {
     const int32_t count = GatherCandidates(LowerBound());
-    if (count <= kMaxCandidates) {
-      RankByCounting(count);
-    } else {
+    if (ORT_MOE_RARE(count > kMaxCandidates)) {
       SortAll();
+    } else {
+      RankByCounting(count);
     }
     for (int32_t j = thread_; j < p_.k; j += kBlock) {
       const uint32_t expert = 0xffffffffu - static_cast<uint32_t>(sorted_[j]);
@@ -281,7 +283,7 @@ class BlockRow {
     __syncthreads();
   }
 
-  const RouterParams& p_;
+  std::conditional_t<kPlain, const RouterParams, const RouterParams&> p_;
   const int32_t thread_;
   const int32_t sort_size_;
   const int32_t chunks_;
@@ -293,10 +295,10 @@ class BlockRow {
   int64_t row_ = 0;
 };
 
-template <typename T>
+template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kBlock, 8) FusedRouterBlockKernel(const __grid_constant__ RouterParams p) {
   extern __shared__ __align__(16) uint64_t block_shared[];
-  BlockRow<T> router(p, block_shared);
+  BlockRow<T, kPlain> router(p, block_shared);
   WaitForPrevious();
   AllowNext();
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) router.Route(row);

@@ -18,7 +18,11 @@ class LaneRow {
  public:
   __device__ LaneRow(const RouterParams& p, int64_t row) : p_(p), expert_(threadIdx.x % kChunk) { PointTo(row); }
 
-  __device__ void PointTo(int64_t row) { logits_ = Settled(LogitsOfRow<T>(p_, row)); }
+  __device__ void PointTo(int64_t row) {
+    logits_ = Settled(LogitsOfRow<T>(p_, row));
+    weights_ = Settled(p_.weights + row * p_.k);
+    indices_ = Settled(p_.indices + row * p_.k);
+  }
 
   // The row pointed to. Called by whole warps; a row past the end is computed on nothing and not stored.
   __device__ void Route(int64_t row) {
@@ -37,15 +41,18 @@ class LaneRow {
     chosen_ = owns && rank < p_.k;
     WeighChosen(*this, p_, softmax, has_nan);
     if (chosen_) {
-      p_.weights[row * p_.k + rank] = value_;
-      p_.indices[row * p_.k + rank] = expert_;
+      weights_[rank] = value_;
+      indices_[rank] = expert_;
     }
   }
 
+  // For every lane, so that no branch keeps its arithmetic from overlapping with the ranking; values of those that are
+  // not chosen go nowhere.
   template <typename F>
   __device__ void ForEachChosen(F f) {
-    if (chosen_) f(expert_, value_);
+    f(min(expert_, p_.experts - 1), value_);
   }
+
   __device__ float MaxOfChosen() const {
     return p_.plain_keys() ? KeyValue(best_key_) : MaxOf(chosen_ ? RankKey(value_) : 0u);
   }
@@ -56,15 +63,20 @@ class LaneRow {
 
  private:
   __device__ int32_t RankOf(uint32_t key) {
-    int32_t rank = 0;
+    int32_t before[kChunk];
     best_key_ = 0u;
 #pragma unroll
     for (int other = 0; other < kChunk; ++other) {
       const uint32_t other_key = __shfl_sync(kAllLanes, key, other, kChunk);
-      rank += other_key > key || (other_key == key && other < expert_);
+      before[other] = other_key > key || (other_key == key && other < expert_);
       best_key_ = max(best_key_, other_key);
     }
-    return rank;
+#pragma unroll
+    for (int step = 1; step < kChunk; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kChunk; i += 2 * step) before[i] += before[i + step];
+    }
+    return before[0];
   }
 
   __device__ float MaxOf(uint32_t rank_key) const {
@@ -88,7 +100,9 @@ class LaneRow {
 
   const RouterParams& p_;
   const int32_t expert_;
-  const Bits<T>* logits_ = nullptr;
+  const Bits<T>* logits_ = nullptr;  // of the row, as are the next two
+  float* weights_ = nullptr;
+  int32_t* indices_ = nullptr;
   float x_ = 0.0f;
   float value_ = 0.0f;
   uint32_t best_key_ = 0u;

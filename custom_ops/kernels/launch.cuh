@@ -28,7 +28,7 @@ __device__ __forceinline__ void AllowNext() {
 
 // The same address, computed here and not later: ahead of a wait such work costs nothing.
 template <typename T>
-__device__ __forceinline__ const T* Settled(const T* address) {
+__device__ __forceinline__ T* Settled(T* address) {
   asm volatile("" : "+l"(address));
   return address;
 }

@@ -1,0 +1,28 @@
+"""Direct calls of the CUDA kernels, as far as they can be refused without a device."""
+
+from __future__ import annotations
+
+import _ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ort_moe import kernels
+from ort_moe.router_config import RouterConfig
+
+CONFIG = RouterConfig.from_attributes({"k": 2, "score": "softmax"})
+CALL: dict[str, Any] = {"rows": 1, "experts": 8, "logits": 0, "weights": 0, "indices": 0}
+
+
+def test_unknown_type() -> None:
+    with pytest.raises(ValueError, match="dtype must be one of float, float16, bfloat16, but is 'double'"):
+        kernels.fused_router(CONFIG, dtype="double", **CALL)
+
+
+def test_library_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any shared object that lacks the launcher stands for a library built for the CPU."""
+    monkeypatch.setenv("ORT_MOE_LIBRARY", str(Path(_ctypes.__file__)))
+    kernels._launcher.cache_clear()
+    with pytest.raises(RuntimeError, match="was built without CUDA kernels: it has no ort_moe_launch_fused_router"):
+        kernels.fused_router(CONFIG, dtype="float", **CALL)
