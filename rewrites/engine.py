@@ -25,6 +25,7 @@ from ort_moe.rewrites.growth import (
     SCORE_RULES,
     SOFTCAP_RULES,
 )
+from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import RefusalLog, RouterRule, RuleInfo
 from ort_moe.rewrites.seeds import GROUP_MASK_RULES, PLAIN_TOPK_RULES
 
@@ -104,6 +105,7 @@ class Engine:
 
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
         """Seed and grow every router of the main graph, in place; records in the order of the first application."""
+        self._names = Names(model.graph)
         self._apply(model, self._seeds, self.seeding)
         for _ in range(_MOST_ROUNDS):
             while self._apply(model, self._after):
@@ -133,7 +135,7 @@ class Engine:
         total = 0
         for name, by_root in sets.items():
             start = time.perf_counter()
-            applied = _sweep(model, by_root, log)
+            applied = _sweep(model, by_root, log, self._names)
             if applied:
                 clean_up(model)
             old = self._records.get(name, PassRecord(name, 0, 0.0))
@@ -143,7 +145,7 @@ class Engine:
         return total
 
 
-def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: RefusalLog | None) -> int:
+def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: RefusalLog | None, names: Names) -> int:
     """Offer each node of the main graph to the rules that end in its type; the first that holds is applied."""
     applied = 0
     for node in model.graph:
@@ -152,7 +154,11 @@ def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: Refus
             if replacement is None:
                 continue
             for initializer in replacement.new_initializers:
-                _register(model.graph, initializer)
+                initializer.name = names.unused(initializer.name or "constant")
+                model.graph.register_initializer(initializer)
+            for value in (value for new in replacement.new_nodes for value in new.outputs):
+                if value not in replacement.new_outputs:  # those take the names of what they replace
+                    value.name = names.unused("val")
             # Nothing is removed here: other consumers may need the matched nodes, and the clean-up sees who does not.
             ir.convenience.replace_nodes_and_values(
                 model.graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
@@ -160,11 +166,3 @@ def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: Refus
             applied += 1
             break
     return applied
-
-
-def _register(graph: ir.Graph, initializer: ir.Value) -> None:
-    base, number = initializer.name, 1
-    while initializer.name in graph.initializers:
-        initializer.name = f"{base}_{number}"
-        number += 1
-    graph.register_initializer(initializer)

@@ -11,6 +11,7 @@ import json
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, Router, is_router
 from ort_moe.rewrites.values import consumers, is_op
 
@@ -18,8 +19,10 @@ from ort_moe.rewrites.values import consumers, is_op
 def unseed(graph: ir.Graph) -> int:
     """Put back the TopK of every bare FusedRouter seeded in this run; the number put back."""
     bare = [node for node in graph if is_router(node) and will_be_put_back(node)]
+    names = Names(graph) if bare else None
     for node in bare:
-        _put_back(graph, Router.read(node))
+        assert names is not None
+        _put_back(graph, Router.read(node), names)
     return len(bare)
 
 
@@ -36,12 +39,12 @@ def forget(graph: ir.Graph) -> None:
             node.metadata_props.pop(TOPK_DTYPE, None)
 
 
-def _put_back(graph: ir.Graph, router: Router) -> None:
+def _put_back(graph: ir.Graph, router: Router, names: Names) -> None:
     metadata = dict(router.node.metadata_props)
     name, attributes = metadata.pop(TOPK), json.loads(metadata.pop(TOPK_ATTRIBUTES))
-    logits = _cast_before(graph, router, ir.DataType[metadata.pop(TOPK_DTYPE)])
+    logits = _cast_before(graph, router, ir.DataType[metadata.pop(TOPK_DTYPE)], names)
     k = ir.Value(
-        name=_unused_name(graph, f"{name}_k"),
+        name=names.unused(f"{name}_k"),
         const_value=ir.tensor(np.array([router.k], np.int64)),
         type=ir.TensorType(ir.DataType.INT64),
         shape=ir.Shape([1]),
@@ -57,6 +60,7 @@ def _put_back(graph: ir.Graph, router: Router) -> None:
     )
     graph.insert_before(router.node, topk)
     values, ids = topk.outputs
+    values.name, ids.name = names.unused("val"), names.unused("val")
     values.type, ids.type = logits.type, ir.TensorType(ir.DataType.INT64)
     values.shape, ids.shape = router.weights.shape, router.indices.shape
     _hand_over(graph, router.weights, values)
@@ -64,12 +68,13 @@ def _put_back(graph: ir.Graph, router: Router) -> None:
     graph.remove(router.node, safe=True)
 
 
-def _cast_before(graph: ir.Graph, router: Router, dtype: ir.DataType) -> ir.Value:
+def _cast_before(graph: ir.Graph, router: Router, dtype: ir.DataType, names: Names) -> ir.Value:
     """The logits in the type that the TopK ranked: a cast alone may have been absorbed, and TopK takes fewer types."""
     logits = router.logits
     if logits.dtype == dtype:
         return logits
     cast = ir.node("Cast", [logits], {"to": dtype})
+    cast.outputs[0].name = names.unused("val")
     graph.insert_before(router.node, cast)
     cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), logits.shape
     return cast.outputs[0]
@@ -93,9 +98,3 @@ def _hand_over(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         assert producer is not None
         graph.insert_after(producer, cast)
         old.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
-
-
-def _unused_name(graph: ir.Graph, name: str) -> str:
-    while name in graph.initializers:
-        name += "_"
-    return name
