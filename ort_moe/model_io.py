@@ -18,6 +18,7 @@ from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.ops import DOMAIN, VERSION
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 KEEP = "keep"
@@ -53,11 +54,16 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
         raise ModelError(f"{path} is not an ONNX model: it cannot be parsed") from error
     if not proto.HasField("graph") or not proto.ir_version:
         raise ModelError(f"{path} is not an ONNX model: it holds no graph")
+    if _holds_sparse_tensors(proto.graph):
+        raise ModelError(f"{path} holds sparse tensors, which ort-moe cannot read: make them dense first")
     _check_versions(path, proto)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for a proto that parses but makes no sense
-        raise ModelError(f"{path} is not a valid ONNX model: {error}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the outer ones print whole nodes
+            cause = cause.__cause__
+        raise ModelError(f"{path} is not a valid ONNX model: {cause}") from error
     for tensor in external_tensors(model):
         tensor.base_dir = path.parent
     _check_external_data(path, model)
@@ -263,6 +269,16 @@ def _head(path: Path) -> bytes:
     if head.startswith(b"version https://git-lfs"):
         raise ModelError(f"{path} is not an ONNX model but a Git LFS pointer: fetch it with `git lfs pull`")
     return head
+
+
+def _holds_sparse_tensors(graph: onnx.GraphProto) -> bool:
+    """Whether the graph or a subgraph holds what onnx_ir drops (sparse initializers) or refuses (sparse constants)."""
+    if graph.sparse_initializer:
+        return True
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    return any(a.HasField("sparse_tensor") or a.sparse_tensors for a in attributes) or any(
+        _holds_sparse_tensors(each) for a in attributes for each in ([a.g] if a.HasField("g") else a.graphs)
+    )
 
 
 def _check_versions(path: Path, proto: object) -> None:

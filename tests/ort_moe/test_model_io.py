@@ -94,6 +94,32 @@ class TestReading:
         with pytest.raises(ModelError, match="outside the model's folder"):
             load_model(source)
 
+    @pytest.mark.parametrize("where", ["initializer", "constant", "branch"])
+    def test_sparse_tensors(self, tmp_path: Path, where: str) -> None:
+        model = original()
+        sparse = onnx.helper.make_sparse_tensor(
+            onnx.helper.make_tensor("sparse", onnx.TensorProto.FLOAT, [1], [2.0]),
+            onnx.helper.make_tensor("places", onnx.TensorProto.INT64, [1], [1]),
+            [4],
+        )
+        constant = onnx.helper.make_node("Constant", [], ["sparse"], sparse_value=sparse)
+        if where == "initializer":
+            model.graph.sparse_initializer.append(sparse)
+        elif where == "constant":
+            model.graph.node.append(constant)
+        else:
+            branch = onnx.helper.make_graph([constant], "branch", [], [])
+            model.graph.node.append(onnx.helper.make_node("If", ["c"], [], then_branch=branch, else_branch=branch))
+        with pytest.raises(ModelError, match="holds sparse tensors, which ort-moe cannot read"):
+            load_model(save(model, tmp_path / "model.onnx"))
+
+    def test_model_that_makes_no_sense(self, tmp_path: Path) -> None:
+        model = original()
+        model.graph.node.append(onnx.helper.make_node("Neg", ["hidden"], ["output"]))
+        with pytest.raises(ModelError, match="is not a valid ONNX model: Output 'output' is redeclared") as caught:
+            load_model(save(model, tmp_path / "model.onnx"))
+        assert "\n" not in str(caught.value)
+
     def test_no_regular_file(self, tmp_path: Path) -> None:
         pipe = tmp_path / "model.onnx"
         os.mkfifo(pipe)
