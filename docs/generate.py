@@ -1,9 +1,11 @@
-"""Writes the pages that are derived from tables: `python docs/generate.py` renews docs/ops.md and docs/codes.md."""
+"""Writes the pages that are derived from tables and recorded results: `python docs/generate.py` renews them all."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
 from ort_moe.reasons import REASONS
@@ -18,7 +20,6 @@ be written out, because ONNX Runtime reads a misspelt optional attribute as abse
 changes nothing.
 """
 
-
 _CODES_HEADER = """\
 # Reason codes
 
@@ -27,6 +28,48 @@ _CODES_HEADER = """\
 `ort-moe explain MODEL` and the report of `ort-moe optimize` name one of these wherever a router was left alone or only
 partly fused. A code never changes its meaning.
 """
+
+
+_PERFORMANCE_HEADER = """\
+# Performance
+
+<!-- Generated from benchmarks/results/ by `make docs`; run the benchmark instead of editing. -->
+
+All times are medians in microseconds on random data, from a cold cache. On a machine with a GPU,
+
+```sh gpu
+python -m benchmarks.router --only 128/8 --tokens 1 --without-ort
+```
+
+measures again; `--json` records, and without the other options everything is run.
+
+## FusedRouter
+
+E/K and the logits' type; "ours" is the launcher in a CUDA graph, "ours in ORT" and "unfused ORT" are sessions with CUDA
+graphs that hold many independent routers, as one node each and as standard nodes. "Peer" is the best of vLLM, SGLang's
+CUDA kernel and SGLang's Triton kernel with PDL as recorded once on an H200 in the same way; they were not run beside
+ours. The last column is what the kernel reads and writes, as a share of the bandwidth of a large copy in the same run.
+"""
+
+_RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def performance() -> str:
+    """The recorded benchmark results, in Markdown."""
+    record = json.loads((_RESULTS / "router.json").read_text(encoding="utf-8"))
+    on = record["environment"]
+    machine = (
+        f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']}, ONNX Runtime {on['onnxruntime']}, SM clock"
+        f" {on['sm_mhz']} MHz, copy bandwidth {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
+    )
+    head = ("router", "tokens", "ours", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
+    return "\n".join([_PERFORMANCE_HEADER, machine, _table(head, map(_router_row, record["rows"]))])
+
+
+def _router_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    times = [f"{row[name]:.2f}" for name in ("ours_us", "ours_ort_us", "unfused_ort_us")]
+    peer = "" if row["peer_us"] is None else f"{row['peer_us']:.2f}"
+    return row["shape"], str(row["tokens"]), *times, peer, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
 
 
 def reason_codes() -> str:
@@ -75,7 +118,11 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
     return f"`{attribute.name}`", attribute.kind, doc, neutral
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"ops.md": op_reference, "codes.md": reason_codes}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "ops.md": op_reference,
+    "codes.md": reason_codes,
+    "performance.md": performance,
+}
 """Each generated page of this folder, and what writes it."""
 
 if __name__ == "__main__":

@@ -148,6 +148,12 @@ void FusedRouterOp::Compute(Context& context) const {
 #if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
     const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
+    if (status == cudaErrorInvalidValue) {
+      throw Error("input 'logits' has " + std::to_string(experts) +
+                      " experts, and with k = " + std::to_string(config_.k) +
+                      " a row does not fit into this GPU's shared memory",
+                  ORT_EP_FAIL);
+    }
     if (status != cudaSuccess) {
       throw Error(std::string("the CUDA kernel was not launched: ") + cudaGetErrorString(status), ORT_EP_FAIL);
     }
