@@ -26,6 +26,7 @@ from ort_moe.rewrites.values import (
     integers,
     is_last_axis,
     producer,
+    rank,
     reduces_last_axis,
     scalar,
     through,
@@ -77,6 +78,7 @@ class SeedGroupMask(RouterRule):
         fill = scalar(filler)
         require(fill in (-math.inf, 0.0), f"the masked keys become {fill}, expected -inf or 0")
         assert fill is not None
+        require(rank(keys) is not None and rank(keys) == rank(topk.inputs[0]), "the mask adds dimensions to the keys")
         groups, kept = _kept_groups(mask, experts)
         read = _Mask(keys, groups, kept, _group_score_top(mask, keys, groups, experts), fill)
         chosen = integers(topk.inputs[1])
@@ -175,6 +177,7 @@ def _group_score_top(mask: ir.Value, keys: ir.Value, groups: int, experts: int) 
         require(is_last_axis(integer(best, "axis", -1), source), "a group's best keys are not taken over its experts")
         if count is None or len(count) != 1 or (reduction.op_type == "Squeeze" and count != [1]):
             raise Refusal("the number of keys in the score of a group is not fixed")
+        require(1 <= count[0] <= experts // groups, f"the score of a group is made of {count[0]} keys")
         if reduction.op_type == "ReduceSum":
             require(reduces_last_axis(reduction, keepdims=False), "the score of a group is not summed over its best")
         top, grouped = count[0], source

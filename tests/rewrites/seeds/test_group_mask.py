@@ -128,6 +128,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"score": "other = Neg (grouped)\n" + SUM_OF_TWO.replace("grouped", "other")},
         "not made of the masked keys",
     ),
+    "keys of another rank": (
+        {
+            "masked": "bits = Cast <to = 9> (flat)\n row = ReduceMax <keepdims = 0> (keys, zero)\n masked = Where (bits, row, fill)",
+            "zero": np.array([0]),
+        },
+        "the mask adds dimensions to the keys",
+    ),
     "truncated keys": (
         {
             "score": "whole = Cast <to = 7> (grouped)\n other = Cast <to = 1> (whole)\n"
