@@ -130,7 +130,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "keys of another rank": (
         {
-            "masked": "bits = Cast <to = 9> (flat)\n row = ReduceMax <keepdims = 0> (keys, zero)\n masked = Where (bits, row, fill)",
+            "masked": "bits = Cast <to = 9> (flat)\n row = ReduceMax <keepdims = 0> (keys, zero)\n"
+            "masked = Where (bits, row, fill)",
             "zero": np.array([0]),
         },
         "the mask adds dimensions to the keys",
