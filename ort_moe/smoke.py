@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.ops import DOMAIN, OPS, VERSION, AttributeValue
-from ort_moe.running import CPU, open_session
+from ort_moe.verification.runnable_model import CPU, open_session
 
 if TYPE_CHECKING:
     import onnx

@@ -20,8 +20,7 @@ import ort_moe
 from ort_moe.errors import ModelError, OutputError, VerificationError
 from ort_moe.ops import DOMAIN
 from ort_moe.optimization import optimize
-from ort_moe.site_check import SiteCheck
-from ort_moe.verification import Verification
+from ort_moe.verification import SiteCheck, Verification
 from tests.ort_moe.tiny_models import original, save
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.rewrites import RULES
-from ort_moe.site_check import SiteCheck
-from ort_moe.verification import Verification
+from ort_moe.verification import SiteCheck, Verification
 from tests.ort_moe.cli.conftest import Command
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.environment import require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.model_io import load_model
-from ort_moe.sample_inputs import Feeds
+from ort_moe.verification.sample_inputs import Feeds
 
 if TYPE_CHECKING:
     import onnx

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ort_moe.comparison import Tolerance, by_expert, coarsest, favoured, relative_difference
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN
-from ort_moe.running import Run, RunnableModel, open_session
+from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
+from ort_moe.verification.tolerance import Tolerance, by_expert, coarsest, favoured, relative_difference
 
 if TYPE_CHECKING:
     import numpy as np

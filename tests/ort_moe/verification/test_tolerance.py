@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ort_moe.comparison import TOLERANCES, by_expert, coarsest, favoured, relative_difference
+from ort_moe.verification.tolerance import TOLERANCES, by_expert, coarsest, favoured, relative_difference
 
 NAN, INF = np.nan, np.inf
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_moe.errors import ModelError
-from ort_moe.sample_inputs import Shape, draw, has_dynamic_tokens
+from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens
 
 I64, F16, F32, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BOOL
 

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models.fixtures
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.sample_inputs import Shape
-from ort_moe.verification import MOST_DRAWS, Verification, verify
+from ort_moe.verification import Verification, verify
+from ort_moe.verification.comparison import MOST_DRAWS
+from ort_moe.verification.sample_inputs import Shape
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, SITE, fused, original, save
 
 
@@ -249,7 +250,7 @@ def test_needs_a_runtime(tmp_path: Path, no_onnxruntime: None) -> None:
 
 
 def test_without_the_library_function_bodies_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ort_moe.verification.library_is_there", lambda: False)
+    monkeypatch.setattr("ort_moe.verification.comparison.library_is_there", lambda: False)
     verification = _verify(tmp_path)
     assert verification.passed
     assert any("our library is not there" in note for note in verification.notes)

@@ -1,4 +1,4 @@
-"""`ort_moe.verify`: does the optimised model compute what the original does?
+"""The comparison of two models: does the optimised one compute what the original does?
 
 First site by site: the original runs on random inputs with its routers' logits, weights and indices as further outputs,
 and each fused node alone must make the same of the same logits. Then end to end, at several shapes, twice over for the
@@ -10,148 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.comparison import Tolerance, coarsest, relative_difference
 from ort_moe.errors import ModelError
-from ort_moe.printable import Printable, table
-from ort_moe.running import CPU, RunnableModel, library_is_there
-from ort_moe.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
-from ort_moe.site_check import RouterSite, SiteCheck, Status, check_site, choice, compare_routing, find_sites
+from ort_moe.verification.result import ShapeCheck, Verification
+from ort_moe.verification.router_check import RouterSite, SiteCheck, check_site, choice, compare_routing, find_sites
+from ort_moe.verification.runnable_model import CPU, RunnableModel, library_is_there
+from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
+from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from rich.console import RenderableType
 
 MOST_DRAWS = 8
 """Random inputs tried at a shape before it is given up for near ties."""
-
-
-@dataclass(frozen=True)
-class ShapeCheck:
-    """The outcome end to end at one shape.
-
-    Attributes:
-        shape: The shape.
-        status: `skipped` where the original does not run, or every draw had a near tie.
-        difference: Largest difference of an output, relative to that output's largest magnitude.
-        redraws: Inputs drawn again because of a near tie.
-        detail: Why it failed or was skipped.
-    """
-
-    shape: Shape
-    status: Status
-    difference: float = 0.0
-    redraws: int = 0
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Verification(Printable):
-    """The outcome.
-
-    Attributes:
-        reference: The original.
-        optimized: What is held against it.
-        sites: One check for each fused node, in graph order.
-        shapes: One check for each shape; empty where a site failed already.
-        tolerance: What was allowed end to end, relative.
-        notes: How it was run.
-    """
-
-    reference: str
-    optimized: str
-    sites: tuple[SiteCheck, ...]
-    shapes: tuple[ShapeCheck, ...]
-    tolerance: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def failure(self) -> str | None:
-        """Why it failed, in one sentence; None where it passed."""
-        for site in self.sites:
-            if site.status == "failed":
-                return f"the first router that differs is {site.node}: {site.detail}"
-        for shape in self.shapes:
-            if shape.status == "failed":
-                return f"at {shape.shape}, {shape.detail}"
-        if not any(shape.status == "passed" for shape in self.shapes):
-            return f"no shape could be compared end to end: {self.shapes[-1].detail}"
-        return None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the optimised model is proved to compute what the original does."""
-        return self.failure is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values.
-
-        Keys: `passed`, `failure` (null where passed), `reference`, `optimized`, `tolerance`, `notes`, `sites`
-        ([{node, status, rows, near_ties, difference, detail}]), `shapes` ([{batch, tokens, status, difference, redraws,
-        detail}]). A difference is null where it is not finite.
-        """
-        return {
-            "passed": self.passed,
-            "failure": self.failure,
-            "reference": self.reference,
-            "optimized": self.optimized,
-            "tolerance": self.tolerance,
-            "notes": list(self.notes),
-            "sites": [
-                {
-                    "node": s.node,
-                    "status": s.status,
-                    "rows": s.rows,
-                    "near_ties": s.near_ties,
-                    "difference": _finite(s.difference),
-                    "detail": s.detail,
-                }
-                for s in self.sites
-            ],
-            "shapes": [
-                {
-                    "batch": s.shape.batch,
-                    "tokens": s.shape.tokens,
-                    "status": s.status,
-                    "difference": _finite(s.difference),
-                    "redraws": s.redraws,
-                    "detail": s.detail,
-                }
-                for s in self.shapes
-            ],
-        }
-
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        parts: list[RenderableType] = [Text(f"verified against {self.reference}: {'; '.join(self.notes)}")]
-        if self.sites:
-            listing = table(
-                "router", "", "rows", "near ties", "difference", "", numbers=("rows", "near ties", "difference")
-            )
-            for site in self.sites:
-                difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
-                listing.add_row(
-                    site.node, site.status, str(site.rows), str(site.near_ties), difference, Text(site.detail)
-                )
-            parts.append(listing)
-        if self.shapes:
-            listing = table("end to end", "", "difference", "drawn again", "", numbers=("difference", "drawn again"))
-            for shape in self.shapes:
-                difference = "" if shape.status == "skipped" else f"{shape.difference:.1e}"
-                listing.add_row(str(shape.shape), shape.status, difference, str(shape.redraws), Text(shape.detail))
-            parts.append(listing)
-            parts.append(
-                Text(f"differences are relative to the largest magnitude; allowed end to end: {self.tolerance:.0e}")
-            )
-        failure = self.failure
-        parts.append(
-            Text("PASSED", style="bold green") if failure is None else Text(f"FAILED: {failure}", style="bold red")
-        )
-        return Group(*parts)
 
 
 def verify(
@@ -411,7 +284,3 @@ def _tolerance(model: ir.Model) -> Tolerance:
     values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
     names = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
     return coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
-
-
-def _finite(number: float) -> float | None:
-    return number if number != float("inf") else None
