@@ -45,20 +45,28 @@ class Architecture:
         name: transformers' `model_type`; also the first part of the fixture's name.
         block_class: class name of the MoE block (router, experts, shared experts) inside the model; of the router alone
             where the model has no such block, which is then exported as a whole only.
+        family: what routers share whose graphs are alike; every family has a thorough row.
         router: the router's arithmetic in words, in the order in which it is applied.
         experts: number of routed experts, E.
         k: experts chosen per token, K.
         config: configuration overrides, laid over `COMMON_CONFIG` and the two counts above.
         kinds: what to export: `block`, the first MoE block alone; `causal_lm`, the whole language model.
+        thorough: export it by every exporter in every precision; `models.targets` says what the others get.
+        variants: further exports: kind, exporter, precision and key of `models.targets.VARIANTS`.
+        not_exported: what exporters cannot do: the reason by (exporter, precision).
     """
 
     name: str
     block_class: str
+    family: str
     router: str
     experts: int = 8
     k: int = 2
     config: Mapping[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ("block",)
+    thorough: bool = False
+    variants: tuple[tuple[str, str, str, str], ...] = ()
+    not_exported: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 MLA_CONFIG: Mapping[str, Any] = {
@@ -74,18 +82,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         name="afmoe",
         block_class="AfmoeSparseMoeBlock",
+        family="biased sigmoid",
         router="sigmoid + bias, top-k, gather the unbiased score, renormalise, scale",
         config={"num_dense_layers": 0, "num_shared_experts": 1, "route_scale": 2.5},
     ),
     Architecture(
         name="cohere2_moe",
         block_class="Cohere2MoeSparseMoeBlock",
+        family="top-k, sigmoid",
         router="top-k, sigmoid of the chosen, renormalise",
         config={"expert_selection_fn": "sigmoid", "num_shared_experts": 1},
+        thorough=True,
     ),
     Architecture(
         name="deepseek_v2",
         block_class="DeepseekV2Moe",
+        family="group-limited softmax",
         router="softmax, the 2 best of 4 groups by their best expert, top-k of the masked scores, scale",
         experts=16,
         k=4,
@@ -98,10 +110,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "routed_scaling_factor": 16.0,
             **MLA_CONFIG,
         },
+        thorough=True,
     ),
     Architecture(
         name="deepseek_v3",
         block_class="DeepseekV3MoE",
+        family="group-limited sigmoid",
         router="sigmoid + bias, the 2 best of 4 groups by their 2 best experts, top-k, gather the unbiased score, "
         "renormalise, scale",
         experts=16,
@@ -115,28 +129,35 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             **MLA_CONFIG,
         },
         kinds=("block", "causal_lm"),
+        thorough=True,
     ),
     Architecture(
         name="deepseek_v4",
         block_class="DeepseekV4SparseMoeBlock",
+        family="biased square root of softplus",
         router="square root of softplus, + bias, top-k, gather the unbiased score, renormalise, scale",
         config={"mlp_layer_types": ["moe", "moe"], "routed_scaling_factor": 1.5},
+        thorough=True,
     ),
     Architecture(
         name="dots1",
         block_class="Dots1MoE",
+        family="group-limited sigmoid",
         router="sigmoid + bias, groups, top-k, gather the unbiased score, scale",
         config={"n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0},
     ),
     Architecture(
         name="ernie4_5_moe",
         block_class="Ernie4_5_MoeSparseMoeBlock",
+        family="biased softmax",
         router="softmax + bias, top-k, gather the unbiased score, divide by the sum but at least 1e-12",
         config={"moe_layer_start_index": 0, "moe_num_shared_experts": 1},
+        thorough=True,
     ),
     Architecture(
         name="gemma4_text",
         block_class="Gemma4TextRouter",
+        family="scale per expert",
         router="softmax, top-k, renormalise, scale per expert",
         config={
             "enable_moe_block": True,
@@ -146,32 +167,39 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "layer_types": ["full_attention", "full_attention"],
         },
         kinds=("causal_lm",),
+        thorough=True,
     ),
     Architecture(
         name="glm4_moe",
         block_class="Glm4MoeMoE",
+        family="group-limited sigmoid",
         router="sigmoid + bias, one group (its mask stays in the graph), top-k, gather the unbiased score, renormalise",
         config={"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0},
     ),
     Architecture(
         name="gpt_oss",
         block_class="GptOssMLP",
+        family="top-k, softmax",
         router="linear with bias, top-k, softmax over the chosen",
         k=4,
+        thorough=True,
     ),
     Architecture(
         name="granitemoe",
         block_class="GraniteMoeMoE",
+        family="top-k, softmax",
         router="top-k, softmax over the chosen",
     ),
     Architecture(
         name="hunyuan_v1_moe",
         block_class="HunYuanMoEV1Moe",
+        family="softmax, top-k, renormalise",
         router="softmax on axis 1, top-k, renormalise",
     ),
     Architecture(
         name="laguna",
         block_class="LagunaSparseMoeBlock",
+        family="softcap",
         router="softcap, sigmoid + bias, top-k, gather the unbiased score, renormalise; scales the experts' output",
         config={
             "shared_expert_intermediate_size": INTERMEDIATE_SIZE,
@@ -179,10 +207,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "moe_router_logit_softcapping": 3.0,
             "moe_routed_scaling_factor": 2.5,
         },
+        thorough=True,
     ),
     Architecture(
         name="lfm2_moe",
         block_class="Lfm2MoeSparseMoeBlock",
+        family="biased sigmoid",
         router="sigmoid + bias, top-k, gather the unbiased score, divide by the sum + 1e-6, scale",
         config={
             "num_dense_layers": 0,
@@ -193,23 +223,30 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         name="llama4_text",
         block_class="Llama4TextMoe",
+        family="scatter",
         router="top-k, scatter into -inf, sigmoid; scales the experts' input and runs all of them",
         config={"interleave_moe_layer_step": 1, "intermediate_size_mlp": INTERMEDIATE_SIZE},
+        thorough=True,
     ),
     Architecture(
         name="minimax_m2",
         block_class="MiniMaxM2SparseMoeBlock",
+        family="biased sigmoid",
         router="sigmoid + bias, top-k, gather the unbiased score, renormalise",
+        thorough=True,
     ),
     Architecture(
         name="mixtral",
         block_class="MixtralSparseMoeBlock",
+        family="softmax, top-k, renormalise",
         router="softmax, top-k, renormalise",
         kinds=("block", "causal_lm"),
+        thorough=True,
     ),
     Architecture(
         name="nemotron_h",
         block_class="NemotronHMoE",
+        family="group-limited sigmoid",
         router="sigmoid + bias, one group (its mask stays in the graph), top-k, gather the unbiased score, renormalise",
         config={
             "layers_block_type": ["moe", "attention"],
@@ -220,22 +257,28 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         name="olmoe",
         block_class="OlmoeSparseMoeBlock",
+        family="softmax, top-k",
         router="softmax, top-k",
+        thorough=True,
     ),
     Architecture(
         name="phimoe",
         block_class="PhimoeSparseMoeBlock",
+        family="sparse mixer",
         router="sparse mixer: the two best by ReduceMax and ArgMax, each with its own masked softmax",
+        thorough=True,
     ),
     Architecture(
         name="qwen2_moe",
         block_class="Qwen2MoeSparseMoeBlock",
+        family="softmax, top-k",
         router="softmax, top-k; a sigmoid gate on the shared expert",
         config={"shared_expert_intermediate_size": INTERMEDIATE_SIZE},
     ),
     Architecture(
         name="qwen3_moe",
         block_class="Qwen3MoeSparseMoeBlock",
+        family="softmax, top-k, renormalise",
         router="softmax, top-k, renormalise",
         config={"norm_topk_prob": True},
         kinds=("block", "causal_lm"),
@@ -243,6 +286,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         name="qwen3_next",
         block_class="Qwen3NextSparseMoeBlock",
+        family="softmax, top-k, renormalise",
         router="softmax, top-k, renormalise; a sigmoid gate on the shared expert",
         config={
             "shared_expert_intermediate_size": INTERMEDIATE_SIZE,

@@ -5,183 +5,35 @@ versions gives the same files. Every file is run in ONNX Runtime and compared wi
 """
 
 import argparse
-import contextlib
+import copy
 import dataclasses
-import io
 import json
-import logging
-import re
 import sys
-import warnings
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
-import onnxruntime
 import torch
 import transformers
 
-from models.architectures import (
-    ARCHITECTURES,
-    COMMON_CONFIG,
-    EXPERT_COUNT_NAMES,
-    EXPERTS_PER_TOKEN_NAMES,
-    Architecture,
-)
-from models.fixtures import INDEX_PATH, Fixture, load_index
+from models.architectures import ARCHITECTURES
+from models.exporters import EXPORTERS, export_module
+from models.fixtures import INDEX_PATH, STATIC_SHAPE, Fixture, load_index
+from models.targets import VARIANTS, Target, targets
+from models.torch_models import DTYPES, Block, CausalLM, build_model, moe_blocks
+from ort_moe.verification.runnable_model import RunnableModel
 
-OPSET = 20
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-# Largest difference to torch, relative to the largest output. In half precision ORT's CPU rounds oftener than torch.
-TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2}
+# Largest difference to torch, relative to the largest output. In half precision ORT's CPU rounds oftener than torch;
+# bfloat16 is compared with both sides widened to float32, which ORT's CPU needs.
+TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 1e-5}
 # (batch, tokens) of the check; neither is the traced shape.
 CHECKED_SHAPES = ((1, 1), (2, 7), (4, 3))
-# Differs from every constant of the geometry, and from 0 and 1, which torch.export would bake in.
-TRACED_SHAPE = (3, 5)
 
 
 class ExportError(Exception):
     """An exported file does not say what the torch model says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One file to write."""
-
-    architecture: Architecture
-    kind: str
-    precision: str
-    exporter: str = "dynamo"
-
-    @property
-    def name(self) -> str:
-        return f"{self.architecture.name}_{self.kind}_{self.exporter}_{self.precision}"
-
-
-def targets() -> list[Target]:
-    """Return every fixture that the table of architectures asks for, sorted by name."""
-    found = [Target(row, kind, precision) for row in ARCHITECTURES for kind in row.kinds for precision in DTYPES]
-    return sorted(found, key=lambda target: target.name)
-
-
-class Block(torch.nn.Module):
-    """hidden_states (batch, sequence, H) -> output of that shape, without the router values some blocks return."""
-
-    def __init__(self, block: torch.nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        output = self.block(hidden_states)
-        if isinstance(output, tuple):
-            output = output[0]
-        # Some blocks leave the tokens flat. Not for all: a reshape to the same shape would add nodes.
-        return output if output.ndim == hidden_states.ndim else output.view(hidden_states.shape)
-
-
-class CausalLM(torch.nn.Module):
-    """input_ids (batch, sequence) int64 -> logits (batch, sequence, vocabulary), without a key-value cache."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, use_cache=False).logits
-
-
-def draw_weight(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draw one fp32 parameter.
-
-    Gains are near 1 and biases are not 0, so that a rewrite that drops one shows. Router logits get a standard
-    deviation of about 2, so that experts are seldom nearly equal.
-    """
-    values = rng.standard_normal(shape, dtype=np.float32)
-    if len(shape) < 2 and name.endswith(("weight", "scale")):
-        return 1 + np.float32(0.1) * values
-    if len(shape) < 2 or name.endswith("bias"):
-        return np.float32(0.2) * values
-    is_router = re.search(r"\b(router|gate)\b", name) is not None
-    gain = np.float32(2 if is_router else 1)
-    return gain / np.sqrt(np.float32(shape[-1])) * values
-
-
-def build_model(row: Architecture, dtype: torch.dtype) -> torch.nn.Module:
-    """Build the language model of `row` with seeded weights, in `dtype` but for what its class keeps in fp32."""
-    config_class = transformers.CONFIG_MAPPING[row.name]
-    names = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-    experts = {name: row.experts for name in EXPERT_COUNT_NAMES if name in names}
-    per_token = {name: row.k for name in EXPERTS_PER_TOKEN_NAMES if name in names}
-    config = config_class(**{**COMMON_CONFIG, **experts, **per_token, **row.config})
-    model = transformers.AutoModelForCausalLM.from_config(
-        config,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        # The default, grouped_mm, has no ONNX translation; eager loops over data.
-        experts_implementation="batched_mm",
-    )
-    # What from_pretrained would keep in fp32; from_config and .half() do not look at it.
-    kept_in_fp32 = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
-    keep = re.compile("|".join(rf"(^|\.){re.escape(part)}($|\.)" for part in kept_in_fp32) or "$^")
-    with torch.no_grad():
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if not tensor.is_floating_point():
-                continue
-            rng = np.random.default_rng([zlib.crc32(row.name.encode()), zlib.crc32(name.encode())])
-            values = torch.from_numpy(draw_weight(name, tuple(tensor.shape), rng))
-            tensor.data = values.to(torch.float32 if keep.search(name) else dtype)
-    return model.eval().requires_grad_(False)
-
-
-def moe_blocks(model: torch.nn.Module, row: Architecture) -> list[torch.nn.Module]:
-    """Return the MoE blocks of `model` in layer order."""
-    blocks = [module for module in model.modules() if type(module).__name__ == row.block_class]
-    if not blocks:
-        raise ExportError(f"{row.name}: no {row.block_class} in {type(model).__name__}")
-    return blocks
-
-
-def strip(model: ir.Model) -> None:
-    """Remove metadata and doc strings in place: stack traces are nine tenths of a freshly exported small file."""
-    common_passes.ClearMetadataAndDocStringPass()(model)
-    for graph in model.graphs():
-        values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        for value in values:
-            value.metadata_props.clear()
-            value.doc_string = None
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the exporter's progress report and its warnings about optional packages off the terminal."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def export_dynamo(module: torch.nn.Module, feeds: dict[str, np.ndarray], output_name: str) -> ir.Model:
-    """Export `module` with dynamic batch and sequence."""
-    with quiet():
-        program = torch.onnx.export(
-            module,
-            tuple(torch.from_numpy(value) for value in feeds.values()),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(feeds),
-            output_names=[output_name],
-            dynamic_shapes=tuple({0: "batch", 1: "sequence"} for _ in feeds),
-            verbose=False,
-        )
-    return program.model
 
 
 def compare(fixture: Fixture, module: torch.nn.Module) -> float:
@@ -190,35 +42,47 @@ def compare(fixture: Fixture, module: torch.nn.Module) -> float:
     Raises:
         ExportError: if it is above the precision's tolerance, or the outputs are not finite.
     """
-    session = onnxruntime.InferenceSession(fixture.path, providers=["CPUExecutionProvider"])
     worst = 0.0
-    for seed, (batch, tokens) in enumerate(CHECKED_SHAPES):
-        feeds = fixture.sample_inputs(seed, batch, tokens)
-        (actual,) = session.run(None, feeds)
-        with torch.no_grad():
-            expected = module(*(torch.from_numpy(value) for value in feeds.values())).numpy()
-        if actual.shape != expected.shape or actual.dtype != expected.dtype:
-            raise ExportError(
-                f"{fixture.name}: output for (batch, tokens) = {(batch, tokens)} should be {expected.dtype}"
-                f"{expected.shape}, got {actual.dtype}{actual.shape}"
-            )
-        difference = np.abs(actual.astype(np.float64) - expected).max() / np.abs(expected).astype(np.float64).max()
-        if not difference <= TOLERANCES[fixture.precision]:  # also where it is NaN
-            raise ExportError(
-                f"{fixture.name}: ONNX Runtime differs from torch by {difference:.2e} of the largest output at "
-                f"(batch, tokens) = {(batch, tokens)}, allowed are {TOLERANCES[fixture.precision]:.0e}"
-            )
-        worst = max(worst, float(difference))
+    if fixture.precision == "bf16":
+        module = copy.deepcopy(module).float()
+    with RunnableModel(fixture.path) as model:
+        run = model.session(with_library=False)
+        for seed, (batch, tokens) in enumerate([STATIC_SHAPE] * 3 if fixture.static else CHECKED_SHAPES):
+            feeds = fixture.sample_inputs(seed, batch, tokens)
+            if fixture.precision == "bf16":
+                feeds = {name: _widen(value) for name, value in feeds.items()}
+            with torch.no_grad():
+                results = module(*(torch.from_numpy(value) for value in feeds.values()))
+            expected = results if isinstance(results, tuple) else (results,)
+            for (name, actual), value in zip(run(feeds).items(), expected, strict=True):
+                worst = max(worst, _difference(f"{fixture.name}: {name} of {(batch, tokens)}", actual, value.numpy()))
+    if not worst <= TOLERANCES[fixture.precision]:
+        raise ExportError(
+            f"{fixture.name}: ONNX Runtime differs from torch by {worst:.2e} of the largest output, allowed are "
+            f"{TOLERANCES[fixture.precision]:.0e}"
+        )
     return worst
+
+
+def _widen(value: np.ndarray) -> np.ndarray:
+    return value if np.issubdtype(value.dtype, np.integer) else value.astype(np.float32)
+
+
+def _difference(what: str, actual: np.ndarray, expected: np.ndarray) -> float:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        raise ExportError(
+            f"{what} (batch, tokens) should be {expected.dtype}{expected.shape}, got {actual.dtype}{actual.shape}"
+        )
+    difference = np.abs(actual.astype(np.float64) - expected).max() / np.abs(expected).astype(np.float64).max()
+    return float(difference) if np.isfinite(difference) else float("inf")
 
 
 def export(target: Target, out: Path) -> Fixture:
     """Write one fixture into `out` and return its index row; nothing is left there if the check fails."""
-    row = target.architecture
-    with quiet():
-        model = build_model(row, DTYPES[target.precision])
+    row, variant = target.architecture, VARIANTS[target.variant]
+    model = build_model(row, DTYPES[target.precision], EXPORTERS[target.exporter][1])
     blocks = moe_blocks(model, row)
-    module = Block(blocks[0]) if target.kind == "block" else CausalLM(model)
+    module = Block(blocks[0]) if target.kind == "block" else CausalLM(model, variant.router_logits)
     module.eval()
     unchecked = Fixture(
         name=target.name,
@@ -227,16 +91,20 @@ def export(target: Target, out: Path) -> Fixture:
         kind=target.kind,
         exporter=target.exporter,
         precision=target.precision,
+        variant=target.variant,
+        static=variant.static,
         layers=1 if target.kind == "block" else len(blocks),
         experts=row.experts,
         k=row.k,
-        opset=OPSET,
+        opset=target.opset,
         torch=torch.__version__.split("+")[0],
         transformers=transformers.__version__,
     )
-    feeds = unchecked.sample_inputs(0, *TRACED_SHAPE)
-    onnx_model = export_dynamo(module, feeds, "output" if target.kind == "block" else "logits")
-    strip(onnx_model)
+    feeds = {name: _tensor(value) for name, value in unchecked.sample_inputs(0, *STATIC_SHAPE).items()}
+    outputs = ["output" if target.kind == "block" else "logits"]
+    if variant.router_logits:
+        outputs += [f"router_logits_{i}" for i in range(len(blocks))]
+    onnx_model = export_module(target.exporter, module, feeds, outputs, opset=target.opset, static=variant.static)
     try:
         ir.save(onnx_model, unchecked.path)
         onnx.checker.check_model(unchecked.path, full_check=True)
@@ -246,6 +114,11 @@ def export(target: Target, out: Path) -> Fixture:
         unchecked.path.unlink(missing_ok=True)
     print(f"{path.name}: {path.stat().st_size / 1024:.1f} KiB, differs from torch by {difference:.1e}")
     return dataclasses.replace(unchecked, path=path)
+
+
+def _tensor(value: np.ndarray) -> torch.Tensor:
+    """`value` as torch holds it; torch takes no bfloat16 from NumPy."""
+    return torch.from_numpy(_widen(value)).bfloat16() if value.dtype.name == "bfloat16" else torch.from_numpy(value)
 
 
 def index_row(fixture: Fixture) -> dict[str, Any]:
@@ -259,8 +132,8 @@ def write_index(fixtures: list[Fixture], index_path: Path) -> None:
     known = {target.name for target in targets()}
     rows = {old.name: old for old in load_index(index_path) if old.name in known} if index_path.exists() else {}
     rows |= {fixture.name: fixture for fixture in fixtures}
-    text = json.dumps([index_row(rows[name]) for name in sorted(rows)], indent=1)
-    index_path.write_text(text + "\n", encoding="utf-8")
+    text = ",\n ".join(json.dumps(index_row(rows[name])) for name in sorted(rows))
+    index_path.write_text(f"[\n {text}\n]\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
