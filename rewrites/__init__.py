@@ -24,7 +24,7 @@ from ort_moe.rewrites.engine import RULES, Engine, PassRecord, choose
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.rule import RuleInfo
+from ort_moe.rewrites.rule import RefusalLog, RuleInfo
 from ort_moe.rewrites.sites import Finding, Site, collect_sites
 from ort_moe.rewrites.unseed import forget, unseed
 
@@ -67,6 +67,10 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     imports = model.graph.opset_imports
     had_import = DOMAIN in imports
     _check_imports(imports)
+
+    if not any(node.op_type == "TopK" or is_router(node) for node in model.graph):
+        # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
+        return RewriteResult(False, collect_sites(model, lambda _: (), RefusalLog()), ())
 
     start = time.perf_counter()
     modified, complaint = canonicalize(model)

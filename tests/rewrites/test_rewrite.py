@@ -212,3 +212,11 @@ def test_nodes_without_names_are_named_after_their_outputs() -> None:
         node.name = ""
     (site,) = rewrite(model).sites
     assert site.node == "TopK_weights"
+
+
+def test_a_model_without_a_topk_is_not_even_canonicalised() -> None:
+    model = block("weights = Softmax (logits)\n same = Identity (weights)", experts_text="y = MatMul (same, back)")
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    result = rewrite(model)
+    assert (result.modified, result.sites) == (False, ())
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
