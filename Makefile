@@ -33,8 +33,8 @@ demo: setup
 test: setup lint types unit floor
 
 lint: setup
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --no-cache .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_CXX)
 
 format: setup
