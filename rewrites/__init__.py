@@ -49,7 +49,7 @@ class RewriteResult:
 
 
 def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = ()) -> RewriteResult:
-    """Fuse the routers of the model's main graph, in place.
+    """Fuse the routers of the model, those in the bodies of If, Loop and Scan too, in place.
 
     The names of graph inputs and outputs, of each router's logits, and of the values that carry its weights and indices
     stay. Each FusedRouter comes with a model-local function of standard operators.
@@ -68,7 +68,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     had_import = DOMAIN in imports
     _check_imports(imports)
 
-    if not any(node.op_type == "TopK" or is_router(node) for node in model.graph):
+    if not any(node.op_type == "TopK" or is_router(node) for node in model.graph.all_nodes()):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
         return RewriteResult(False, collect_sites(model, lambda _: (), RefusalLog()), ())
 
@@ -91,7 +91,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     start = time.perf_counter()
     added = attach_functions(model)
     records.append(PassRecord("attach functions", added, time.perf_counter() - start))
-    if not had_import and not any(is_router(node) for node in model.graph):
+    if not had_import and not any(is_router(node) for node in model.graph.all_nodes()):
         imports.pop(DOMAIN, None)
 
     findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)

@@ -1,7 +1,7 @@
 """Bring a graph into the one form that the rules know.
 
 Constants become initializers, the integer arithmetic of shapes is folded, types and shapes are inferred where the file
-lacks them, and identities, repeated and unused nodes go. Subgraphs keep their nodes.
+lacks them, and identities, repeated and unused nodes go: in the main graph and in the bodies of If, Loop and Scan.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import Array, constant, is_op
 
 _INFERENCE_LOGGER = logging.getLogger("onnx_ir.passes.common.shape_inference")
@@ -31,13 +32,18 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
         Whether constants were lifted or nodes removed, and what shape inference complained of, if it failed.
     """
     _spell_standard_domain(model)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if not node.name:  # findings and the report speak of nodes by name
             node.name = f"{node.op_type}_{node.outputs[0].name}"
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     modified = lift(model).modified
-    modified = fold_shapes(model.graph) or modified
-    complaint = infer_shapes(model) if _lacks_types(model.graph) else None
+    opset = model.graph.opset_imports[""]
+    for graph in model.graphs():
+        modified = fold_shapes(graph, opset) or modified
+    complaint = None
+    if _lacks_types(model.graph):
+        modified = sink_integers(model.graph) or modified
+        complaint = infer_shapes(model)
     return clean_up(model) or modified, complaint
 
 
@@ -47,8 +53,14 @@ def clean_up(model: ir.Model) -> bool:
     # nodes go first: a repeated expression takes the name of its first copy, which must be one that is in use.
     model.graph.sort()
     modified = common.RemoveUnusedNodesPass()(model).modified
-    modified = drop_identities(model.graph) or modified
-    return common.CommonSubexpressionEliminationPass()(model).modified or modified
+    for graph in model.graphs():
+        modified = drop_identities(graph) or modified
+        # The pass looks at the main graph of what it is given alone.
+        alone = ir.Model(graph, ir_version=model.ir_version)
+        modified = common.CommonSubexpressionEliminationPass()(alone).modified or modified
+    for body in model.graph.subgraphs():
+        modified = _drop_unused_initializers(body) or modified
+    return modified
 
 
 def drop_identities(graph: ir.Graph) -> bool:
@@ -66,7 +78,47 @@ def drop_identities(graph: ir.Graph) -> bool:
     return dropped
 
 
-def fold_shapes(graph: ir.Graph) -> bool:
+def _drop_unused_initializers(graph: ir.Graph) -> bool:
+    unused = [
+        name
+        for name, value in graph.initializers.items()
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input())
+    ]
+    for name in unused:
+        del graph.initializers[name]
+    return bool(unused)
+
+
+def sink_integers(graph: ir.Graph) -> bool:
+    """Give each body in the graph its own copies of the small integer constants that it reads from around it.
+
+    They are shapes, axes and the like, which shape inference does not see across the border of a body.
+    """
+    bodies = list(graph.subgraphs())
+    names = Names(graph) if bodies else None
+    sunk = False
+    for body in bodies:
+        copies: dict[ir.Value, ir.Value] = {}
+        for node in body:
+            for position, value in enumerate(node.inputs):
+                if value is None or not value.is_initializer() or value.graph is body:
+                    continue
+                array = constant(value, _SHAPE_ELEMENTS)
+                if array is None or array.dtype.kind != "i":
+                    continue
+                if value not in copies:
+                    assert names is not None
+                    name = names.unused(value.name or "constant")
+                    copies[value] = ir.Value(
+                        name=name, type=value.type, shape=value.shape, const_value=ir.tensor(array, name=name)
+                    )
+                    body.register_initializer(copies[value])
+                node.replace_input_with(position, copies[value])
+                sunk = True
+    return sunk
+
+
+def fold_shapes(graph: ir.Graph, opset: int) -> bool:
     """Replace small integer expressions of constants, as legacy exports compute shapes with, by their values."""
     folded = False
     for node in graph:
@@ -75,7 +127,7 @@ def fold_shapes(graph: ir.Graph) -> bool:
         inputs = [constant(value, _SHAPE_ELEMENTS) for value in node.inputs]
         if any(array is None or array.dtype.kind not in "iub" for array in inputs):
             continue
-        result = _evaluate(node, [array for array in inputs if array is not None], graph.opset_imports[""])
+        result = _evaluate(node, [array for array in inputs if array is not None], opset)
         if result is None or result.size > _SHAPE_ELEMENTS or result.dtype.kind not in "iub":
             continue
         output = node.outputs[0]
@@ -144,5 +196,7 @@ def _spell_standard_domain(model: ir.Model) -> None:
 def _lacks_types(graph: ir.Graph) -> bool:
     """Whether some value that is read has no type or shape yet."""
     return any(
-        output.uses() and (output.dtype is None or output.shape is None) for node in graph for output in node.outputs
+        output.uses() and (output.dtype is None or output.shape is None)
+        for node in graph.all_nodes()
+        for output in node.outputs
     )

@@ -104,7 +104,7 @@ class Engine:
         self._before = self._compile(_BEFORE_CHOICE)
 
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
-        """Seed and grow every router of the main graph, in place; records in the order of the first application."""
+        """Seed and grow every router of the model, in place; records in the order of the first application."""
         self._names = Names(model.graph)
         self._apply(model, self._seeds, self.seeding)
         for _ in range(_MOST_ROUNDS):
@@ -146,22 +146,24 @@ class Engine:
 
 
 def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: RefusalLog | None, names: Names) -> int:
-    """Offer each node of the main graph to the rules that end in its type; the first that holds is applied."""
+    """Offer each node, those in bodies too, to the rules that end in its type; the first that holds is applied."""
     applied = 0
-    for node in model.graph:
+    for node in model.graph.all_nodes():
+        graph = node.graph
+        assert graph is not None
         for rule in by_root.get(node.op_type, ()):
-            replacement = rule.try_rewrite(model, model.graph, node, tracer=log)
+            replacement = rule.try_rewrite(model, graph, node, tracer=log)  # matches within this graph alone
             if replacement is None:
                 continue
             for initializer in replacement.new_initializers:
                 initializer.name = names.unused(initializer.name or "constant")
-                model.graph.register_initializer(initializer)
+                graph.register_initializer(initializer)
             for value in (value for new in replacement.new_nodes for value in new.outputs):
                 if value not in replacement.new_outputs:  # those take the names of what they replace
                     value.name = names.unused("val")
             # Nothing is removed here: other consumers may need the matched nodes, and the clean-up sees who does not.
             ir.convenience.replace_nodes_and_values(
-                model.graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
+                graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
             )
             applied += 1
             break

@@ -13,7 +13,11 @@ _SMALL = 64
 
 def fingerprint(graph: ir.Graph) -> bytes:
     """A digest of the expressions that the graph's outputs stand for; the nodes must be sorted."""
-    digests: dict[ir.Value | None, bytes] = {None: b"none"}
+    return _digest_graph(graph, {None: b"none"})
+
+
+def _digest_graph(graph: ir.Graph, digests: dict[ir.Value | None, bytes]) -> bytes:
+    """The digest of a graph or a body, and in `digests` those of its values; those around a body must be there."""
 
     def digest(value: ir.Value | None) -> bytes:
         if value not in digests:
@@ -22,7 +26,7 @@ def fingerprint(graph: ir.Graph) -> bytes:
         return digests[value]
 
     for node in graph:
-        attributes = [(name, _describe(node.attributes[name])) for name in sorted(node.attributes)]
+        attributes = [(name, _describe(node.attributes[name], digests)) for name in sorted(node.attributes)]
         head = repr((node.domain, node.op_type, attributes)).encode()
         own = _hash((head, *(digest(value) for value in node.inputs)))
         for index, output in enumerate(node.outputs):
@@ -37,9 +41,11 @@ def _leaf(value: ir.Value) -> bytes:
     return _hash((b"constant", repr((tensor.dtype, tuple(tensor.shape))).encode(), tensor.tobytes()))
 
 
-def _describe(attribute: ir.Attr) -> str:
-    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return str(id(attribute.value))  # rewriting leaves subgraphs alone
+def _describe(attribute: ir.Attr, digests: dict[ir.Value | None, bytes]) -> str:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return _digest_graph(attribute.as_graph(), digests).hex()
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return repr([_digest_graph(body, digests).hex() for body in attribute.as_graphs()])
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
         return hashlib.sha256(tensor.tobytes()).hexdigest() if _is_small(tensor) else str(id(tensor))

@@ -29,10 +29,10 @@ OLDEST_IR_VERSION = 10
 
 
 def attach_functions(model: ir.Model) -> int:
-    """Give every FusedRouter of the main graph its function; the number of functions added."""
+    """Give every FusedRouter, those in bodies too, its function; the number of functions added."""
     added = 0
     opset = model.graph.opset_imports[""]
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if not is_router(node):
             continue
         router = Router.read(node)

@@ -6,7 +6,7 @@ its logits nor its weights meet any more router arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,20 +79,22 @@ class Site:
 def collect_sites(
     model: ir.Model, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
 ) -> tuple[Site, ...]:
-    """Every site of the model, those of the main graph first, in the graph's order.
+    """Every site of the model in the graph's order, those in a body in the place of the node it belongs to.
+
+    Those in functions, which are left as they are, come last.
 
     Args:
         model: After the fixed point, before routers that did not grow are put back.
         rules: Which rules a node type may end; asked for what they refused.
         seeding: What the seeds refused, by the node they ended in, whose name a FusedRouter keeps.
     """
-    graph, sites = model.graph, []
-    for node in graph:
+    sites = []
+    for node in model.graph.all_nodes():
         if is_router(node):
             sites.append(_router_site(model, node, rules, seeding))
         elif is_op(node, "TopK"):
-            sites.append(_topk_site(model, node))
-    sites.extend(_elsewhere(model))
+            sites.append(_topk_site(node))
+    sites.extend(_in_functions(model))
     return tuple(sites)
 
 
@@ -100,7 +102,7 @@ def _router_site(
     model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
 ) -> Site:
     router = Router.read(node)
-    name, graph = node.name or "", model.graph.name or ""
+    name, graph = node.name or "", _graph_name(node)
     findings = tuple(_left_over(model, router, rules, seeding))
     if will_be_put_back(node):
         alone = Finding(REASONS["router-did-not-grow"], name, "no rule absorbed anything next to this router")
@@ -109,7 +111,7 @@ def _router_site(
     return Site(name, graph, status, router.experts, router.k, dict(router.attributes), router.absorbed, findings)
 
 
-def _topk_site(model: ir.Model, node: ir.Node) -> Site:
+def _topk_site(node: ir.Node) -> Site:
     chosen = integers(node.inputs[1]) if len(node.inputs) > 1 else None
     k = chosen[0] if chosen and len(chosen) == 1 else None
     name = node.name or ""
@@ -118,7 +120,11 @@ def _topk_site(model: ir.Model, node: ir.Node) -> Site:
         finding = Finding(REASONS["rule-refused"], name, "the rule that seeds a FusedRouter was left out")
     except Refusal as refusal:
         finding = Finding(REASONS[refusal.reason], name, str(refusal))
-    return Site(name, model.graph.name or "", "left", None, k, findings=(finding,))
+    return Site(name, _graph_name(node), "left", None, k, findings=(finding,))
+
+
+def _graph_name(node: ir.Node) -> str:
+    return "" if node.graph is None else node.graph.name or ""
 
 
 def _left_over(
@@ -181,22 +187,19 @@ def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bo
 def _refusals(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[str]:
     """What the rules that end in this node say against it."""
     collected = RefusalLog()
+    assert node.graph is not None
     for rule in rules(node.op_type):
-        rule.match(model, model.graph, node, check_nodes_are_removable=False, tracer=collected)
+        rule.match(model, node.graph, node, check_nodes_are_removable=False, tracer=collected)
     return collected.sentences(node)
 
 
-def _elsewhere(model: ir.Model) -> Iterator[Site]:
-    """Every TopK in a subgraph or a function of the model."""
-    reason = REASONS["topk-in-subgraph"]
-    bodies: Mapping[str, ir.Graph | ir.Function] = {
-        f"{function.domain}::{function.name}": function
-        for function in model.functions.values()
-        if function.domain != DOMAIN
-    }
-    places = [(graph.name or "", graph) for graph in model.graph.subgraphs()]
-    for name, body in (*places, *bodies.items()):
-        for node in body if isinstance(body, ir.Graph) else body.all_nodes():
+def _in_functions(model: ir.Model) -> Iterator[Site]:
+    """Every TopK in a function of the model."""
+    for function in model.functions.values():
+        if function.domain == DOMAIN:
+            continue
+        name = f"{function.domain}::{function.name}"
+        for node in function.all_nodes():
             if is_op(node, "TopK"):
-                finding = Finding(reason, node.name or "", f"{label(node)} is in '{name}'")
+                finding = Finding(REASONS["topk-in-subgraph"], node.name or "", f"{label(node)} is in '{name}'")
                 yield Site(node.name or "", name, "left", None, None, findings=(finding,))

@@ -17,12 +17,13 @@ from ort_moe.rewrites.values import consumers, is_op
 
 
 def unseed(graph: ir.Graph) -> int:
-    """Put back the TopK of every bare FusedRouter seeded in this run; the number put back."""
-    bare = [node for node in graph if is_router(node) and will_be_put_back(node)]
+    """Put back the TopK of every bare FusedRouter seeded in this run, also in bodies; the number put back."""
+    bare = [node for node in graph.all_nodes() if is_router(node) and will_be_put_back(node)]
     names = Names(graph) if bare else None
     for node in bare:
         assert names is not None
-        _put_back(graph, Router.read(node), names)
+        assert node.graph is not None
+        _put_back(node.graph, Router.read(node), names)
     return len(bare)
 
 
@@ -33,7 +34,7 @@ def will_be_put_back(router: ir.Node) -> bool:
 
 def forget(graph: ir.Graph) -> None:
     """Drop the bookkeeping that only `unseed` needs from the nodes that stay."""
-    for node in graph:
+    for node in graph.all_nodes():
         if is_router(node):
             node.metadata_props.pop(TOPK_ATTRIBUTES, None)
             node.metadata_props.pop(TOPK_DTYPE, None)
@@ -87,7 +88,8 @@ def _hand_over(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         return
     for node in list(consumers(old)):
-        if is_op(node, "Cast") and node.outputs[0].dtype == new.dtype:
+        # A cast in a body may make the body's output, which what is made around it cannot be.
+        if is_op(node, "Cast") and node.outputs[0].dtype == new.dtype and node.graph is graph:
             new.name = node.outputs[0].name
             node.outputs[0].replace_all_uses_with(new, replace_graph_outputs=True)
             graph.remove(node, safe=True)

@@ -158,23 +158,6 @@ def test_a_model_without_routers_is_left_alone() -> None:
     assert model.graph.opset_imports == {"": 20}
 
 
-SUBGRAPH = """<ir_version: 10, opset_import: ["" : 20]>
-    g (float[T, 4] x, bool b) => (float[T, 2] y) {
-        y = If (b) <
-            then_branch = inner () => (float[T, 2] v) { v, i = TopK (x, k) },
-            else_branch = other () => (float[T, 2] w) { w, j = TopK (x, k) }
-        >
-    }"""
-
-
-def test_topk_in_a_subgraph_is_reported() -> None:
-    proto = onnx.parser.parse_model(SUBGRAPH)
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
-    sites = rewrite(ir.from_proto(proto)).sites
-    assert {(site.graph, site.status) for site in sites} == {("inner", "left"), ("other", "left")}
-    assert {finding.reason.slug for site in sites for finding in site.findings} == {"topk-in-subgraph"}
-
-
 def test_topk_in_a_function_is_reported() -> None:
     text = """<ir_version: 10, opset_import: ["" : 20, "local" : 1]>
         g (float[T, 4] x) => (float[T, 2] y) { y = local.best (x, k) }
