@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from docs.code_examples import EXAMPLES
 from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
-from ort_moe.reasons import REASONS
+from ort_moe.reasons import REASONS, Reason
 
 _HEADER = f"""\
 # Ops
@@ -23,10 +24,11 @@ changes nothing.
 _CODES_HEADER = """\
 # Reason codes
 
-<!-- Generated from ort_moe/reasons.py by `make docs`; edit the table instead. -->
+<!-- Generated from ort_moe/reasons.py and docs/code_examples.py by `make docs`; edit them instead. -->
 
 `ort-moe explain MODEL` and the report of `ort-moe optimize` name one of these wherever a router was left alone or only
-partly fused. A code never changes its meaning.
+partly fused. A code never changes its meaning. Each comes with a small model that produces it, in ONNX's text form;
+what is declared in it without a number is a weight.
 """
 
 
@@ -74,8 +76,15 @@ def _router_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def reason_codes() -> str:
     """The page of reason codes, in Markdown."""
-    rows = ((f"`{r.code}`", f"`{r.slug}`", r.sentence, r.remedy) for r in REASONS.values())
-    return "\n".join([_CODES_HEADER, _table(("code", "name", "meaning", "what to do"), rows)])
+    return "\n".join([_CODES_HEADER, *(_reason_section(reason) for reason in REASONS.values())])
+
+
+def _reason_section(reason: Reason) -> str:
+    example = EXAMPLES[reason.slug]
+    return (
+        f"## {reason}\n\n{reason.sentence}\n\n**What to do:** {reason.remedy}\n\n"
+        f"An example. {example.about}\n\n```text\n{example.text}\n```\n"
+    )
 
 
 def op_reference() -> str:

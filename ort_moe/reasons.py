@@ -1,11 +1,17 @@
 """Why a site was not, or only partly, fused: stable codes with a sentence and a way out.
 
-`explain`, the report and the docs share this list. A code never changes its meaning; new ones are added at the end.
+`explain`, the report and the docs share this list. A code never changes its meaning; new ones are added at the end, and
+each has a small graph that produces it in `docs/code_examples.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+_REPORT = (
+    "report it with the output of `ort-moe explain MODEL --json`, "
+    "which holds the nodes around the router and no weights"
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,7 @@ class Reason:
         code: `OM` and three digits.
         slug: The code in words, as in `topk-not-a-router`.
         sentence: What it means.
-        remedy: What the user can do about it.
+        remedy: What the user can do about it; a finding may know better.
     """
 
     code: str
@@ -33,7 +39,8 @@ _ALL = (
         "OM001",
         "topk-not-a-router",
         "The indices of this TopK do not select experts.",
-        "Nothing to do: sampling, classification and look-ups keep their TopK.",
+        "Nothing to do: sampling, classification and look-ups keep their TopK. Should it route to experts after all, "
+        f"{_REPORT}.",
     ),
     Reason(
         "OM002",
@@ -57,31 +64,38 @@ _ALL = (
         "OM005",
         "router-did-not-grow",
         "Nothing next to this router could be absorbed, so its TopK was kept.",
-        "See the other findings of the site; a node that only ranks gains nothing from being replaced.",
+        "See the other findings of the site; where there are none, a node that only ranks gains nothing from being "
+        "replaced.",
     ),
     Reason(
         "OM006",
         "left-over-before",
         "Router arithmetic before the choice was not absorbed.",
-        "The site is right as it is; report the router's formula if you want it to be covered.",
+        f"The model is right as it is. To have this arithmetic covered, {_REPORT}.",
     ),
     Reason(
         "OM007",
         "left-over-after",
         "Router arithmetic on the chosen weights was not absorbed.",
-        "Where other nodes read the value in between, export without them, for example without router outputs.",
+        f"The model is right as it is. To have this arithmetic covered, {_REPORT}.",
     ),
     Reason(
         "OM008",
-        "rule-refused",
-        "A rule matched, but its identity does not hold here.",
-        "Nothing to do: the graph means something else than the rule's formula.",
+        "rule-left-out",
+        "The rule that makes a FusedRouter of this TopK was switched off.",
+        "Run again without --skip and --rules.",
     ),
     Reason(
         "OM009",
         "shape-inference-failed",
         "ONNX shape inference failed on this model, so rules that need types or shapes could not apply.",
         "Repair what the message names, or infer the shapes with another tool first.",
+    ),
+    Reason(
+        "OM010",
+        "read-by-others",
+        "Another node, or an output of the model, reads a value that a fused router no longer computes.",
+        "Export without what reads it, for example without router probabilities as outputs.",
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,11 +30,13 @@ class Refusal(Exception):
 
     Attributes:
         reason: Slug of the reason under which it is reported.
+        readers: The nodes, and the output of the graph, that read a value which the rule would take away.
     """
 
-    def __init__(self, sentence: str, reason: str = "rule-refused") -> None:
+    def __init__(self, sentence: str, reason: str = "topk-form", readers: Sequence[ir.Node | ir.Value] = ()) -> None:
         super().__init__(sentence)
         self.reason = reason
+        self.readers = tuple(readers)
 
 
 class Mismatch(Refusal):
@@ -91,7 +94,7 @@ class RouterRule(RewriteRuleClassBase, abc.ABC):
         try:
             self.read(**matched)
         except Refusal as refusal:
-            return MatchResult().fail(str(refusal))
+            return MatchResult().fail(str(refusal), list(refusal.readers))
         return MatchResult()
 
     def compiled(self) -> list[RewriteRule]:
@@ -106,23 +109,41 @@ class RouterRule(RewriteRuleClassBase, abc.ABC):
         return RuleInfo(cls.title, identity.strip().rstrip("."), " ".join(doc.split()))
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a rule told of a match that it refused.
+
+    Attributes:
+        sentence: Its name and why.
+        readers: What reads a value that the rule would take away, by operator and name; empty where that is no matter.
+    """
+
+    sentence: str
+    readers: tuple[str, ...]
+
+
 class RefusalLog(MatchingTracer):
-    """Keeps the sentences of rules whose pattern matched and whose reading refused, by the node the match ended in."""
+    """Keeps what rules told whose pattern matched and whose reading refused, by the node the match ended in."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._sentences: dict[str | None, list[str]] = {}
+        self._told: dict[str | None, list[Told]] = {}
 
     def log(self, rule: Any, container: Any, node: Any, match_result: Any, status: MatchStatus) -> None:
         """Called by the rewriter for every attempt."""
         del container
-        told = bool(match_result.reason) and not rule.name.startswith(_QUIET)
-        if status == MatchStatus.CONDITION_FAILED and told:
-            self._sentences.setdefault(node.name, []).append(f"{rule.name}: {match_result.reason}")
+        tells = bool(match_result.reason) and not rule.name.startswith(_QUIET)
+        if status == MatchStatus.CONDITION_FAILED and tells:
+            readers = tuple(_reader(each) for each in match_result.failure_nodes_and_values)
+            self._told.setdefault(node.name, []).append(Told(f"{rule.name}: {match_result.reason}", readers))
 
-    def sentences(self, node: ir.Node) -> list[str]:
-        """What was refused at the node of this name."""
-        return self._sentences.get(node.name, [])
+    def told(self, node: ir.Node) -> list[Told]:
+        """What was told at the node of this name."""
+        return self._told.get(node.name, [])
+
+
+def _reader(reader: ir.Node | ir.Value) -> str:
+    return label(reader) if isinstance(reader, ir.Node) else f"output '{reader.name}' of the model"
 
 
 def router(op: Any, logits: Any) -> tuple[Any, Any]:
@@ -145,6 +166,8 @@ def require(condition: bool, sentence: str) -> None:
 
 def require_only_consumers(value: ir.Value, *allowed: ir.Node) -> None:
     """Refuse if another node, or the graph's caller, also reads the value."""
-    require(not value.is_graph_output(), f"'{value.name}' is also an output of the graph")
-    others = [label(node) for node in consumers(value) if node not in allowed]
-    require(not others, f"'{value.name}' is also read by {', '.join(others)}")
+    readers: list[ir.Node | ir.Value] = [node for node in consumers(value) if node not in allowed]
+    readers += [value] if value.is_graph_output() else []
+    if readers:
+        sentence = f"'{value.name}' is also read by {', '.join(map(_reader, readers))}"
+        raise Refusal(sentence, readers=readers)

@@ -7,17 +7,18 @@ its logits nor its weights meet any more router arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
-from ort_moe.ops import DOMAIN, AttributeValue
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
-from ort_moe.rewrites.rule import Refusal, RefusalLog
+from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
+from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.unseed import will_be_put_back
 from ort_moe.rewrites.values import RESHAPING, constant, consumers, filling, integers, is_op, label, producer, through
 
@@ -43,12 +44,18 @@ class Finding:
         node: The node it is about, empty where there is none.
         detail: One clause: what was expected and what is there.
         consumers: The other consumers of the value in question.
+        remedy: What the user can do about it here.
     """
 
     reason: Reason
     node: str
     detail: str
     consumers: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.remedy:
+            object.__setattr__(self, "remedy", self.reason.remedy)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class Site:
         attributes: Of the FusedRouter; None for a TopK.
         absorbed: Names of the rules that grew the node, in order.
         findings: Why it is not whole.
+        inputs: Names, as in the op table, of the inputs that the FusedRouter has.
+        surroundings: Of a site that is not whole, the nodes around it as text.
     """
 
     node: str
@@ -74,6 +83,8 @@ class Site:
     attributes: dict[str, AttributeValue] | None = None
     absorbed: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    inputs: tuple[str, ...] = ()
+    surroundings: tuple[str, ...] = field(default=(), compare=False)
 
 
 def collect_sites(
@@ -104,11 +115,17 @@ def _router_site(
     router = Router.read(node)
     name, graph = node.name or "", _graph_name(node)
     findings = tuple(_left_over(model, router, rules, seeding))
+    around = surroundings(node) if findings else ()
     if will_be_put_back(node):
         alone = Finding(REASONS["router-did-not-grow"], name, "no rule absorbed anything next to this router")
-        return Site(name, graph, "left", router.experts, router.k, findings=(alone, *findings))
+        findings = (alone, *findings)
+        return Site(name, graph, "left", router.experts, router.k, findings=findings, surroundings=around)
     status: Status = "partly" if findings else "whole"
-    return Site(name, graph, status, router.experts, router.k, dict(router.attributes), router.absorbed, findings)
+    given = tuple(
+        tensor.name for tensor, value in zip(FUSED_ROUTER.inputs, node.inputs, strict=False) if value is not None
+    )
+    attributes = dict(router.attributes)
+    return Site(name, graph, status, router.experts, router.k, attributes, router.absorbed, findings, given, around)
 
 
 def _topk_site(node: ir.Node) -> Site:
@@ -117,10 +134,10 @@ def _topk_site(node: ir.Node) -> Site:
     name = node.name or ""
     try:
         router_width(node)
-        finding = Finding(REASONS["rule-refused"], name, "the rule that seeds a FusedRouter was left out")
+        finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
     except Refusal as refusal:
         finding = Finding(REASONS[refusal.reason], name, str(refusal))
-    return Site(name, _graph_name(node), "left", None, k, findings=(finding,))
+    return Site(name, _graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
 
 
 def _graph_name(node: ir.Node) -> str:
@@ -134,26 +151,31 @@ def _left_over(
     node, weights, indices = router.node, router.weights, router.indices
     before = producer(through(router.logits, _MOVES), *_BEFORE)
     if before is not None and not _is_linear_bias(before):
-        refusals = [*seeding.sentences(node), *_refusals(model, node, rules)]
-        yield _finding("left-over-before", before, refusals, f"{label(before)} stands before the choice", ())
+        told = [*seeding.told(node), *_told(model, node, rules)]
+        yield _finding("left-over-before", before, told, f"{label(before)} stands before the choice", ())
     users = [user for value in _cast_copies(weights) for user in consumers(value)]
     arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
     if arithmetic:
         others = tuple(label(user) for user in users if user is not arithmetic[0] and not is_op(user, "Cast"))
-        refusals = [refusal for user in arithmetic for refusal in _refusals(model, user, rules)]
+        told = [each for user in arithmetic for each in _told(model, user, rules)]
         detail = f"{label(arithmetic[0])} still works on the weights"
-        yield _finding("left-over-after", arithmetic[0], refusals, detail, others)
+        yield _finding("left-over-after", arithmetic[0], told, detail, others)
     for value in _cast_copies(indices):
         for user in consumers(value):
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
-                refusals = _refusals(model, user, rules)
                 detail = f"{label(user)} gathers values of the chosen experts"
-                yield _finding("left-over-after", user, refusals, detail, ())
+                yield _finding("left-over-after", user, _told(model, user, rules), detail, ())
 
 
-def _finding(slug: str, node: ir.Node, refusals: list[str], detail: str, others: tuple[str, ...]) -> Finding:
-    clauses = "; ".join(dict.fromkeys(refusals))
-    return Finding(REASONS[slug], node.name or "", f"{detail} ({clauses})" if clauses else detail, others)
+def _finding(slug: str, node: ir.Node, told: list[Told], detail: str, others: tuple[str, ...]) -> Finding:
+    clauses = "; ".join(dict.fromkeys(each.sentence for each in told))
+    if clauses:
+        detail = f"{detail} ({clauses})"
+    readers = tuple(dict.fromkeys(reader for each in told for reader in each.readers))
+    if not readers:
+        return Finding(REASONS[slug], node.name or "", detail, others)
+    remedy = f"Export without {' and '.join(readers)}, or without what reads from there."
+    return Finding(REASONS["read-by-others"], node.name or "", detail, readers, remedy)
 
 
 def _cast_copies(value: ir.Value) -> list[ir.Value]:
@@ -184,13 +206,13 @@ def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bo
     return gather is None or through(gather.inputs[-1] or indices, _MOVES) is not indices
 
 
-def _refusals(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[str]:
+def _told(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[Told]:
     """What the rules that end in this node say against it."""
     collected = RefusalLog()
     assert node.graph is not None
     for rule in rules(node.op_type):
         rule.match(model, node.graph, node, check_nodes_are_removable=False, tracer=collected)
-    return collected.sentences(node)
+    return collected.told(node)
 
 
 def _in_functions(model: ir.Model) -> Iterator[Site]:

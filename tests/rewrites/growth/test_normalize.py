@@ -142,7 +142,7 @@ def test_names_the_other_reader_of_the_weights() -> None:
 def test_names_the_graph_output() -> None:
     text = CHOOSE + SUM + "\n weights = Div (raw, total)"
     build = partial(block, text, outputs=", float[T, 2] raw")
-    assert_stays(build, status="partly", sentence="'raw' is also an output of the graph")
+    assert_stays(build, status="partly", sentence="'raw' is also read by output 'raw' of the model")
 
 
 def test_refuses_nan() -> None:

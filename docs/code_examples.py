@@ -1,0 +1,188 @@
+"""A small model for each reason code: the page of codes shows it, and a test produces the code with exactly it.
+
+The models are in ONNX's text form. What is declared between `<` and `>` without a number is a weight; it is filled with
+random numbers, which change nothing about the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "local" : 1]>'
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model that produces a reason code.
+
+    Attributes:
+        about: What in it produces the code.
+        text: Its graph, and functions if any.
+        skip: Rules that are switched off.
+    """
+
+    about: str
+    text: str
+    skip: Collection[str] = ()
+
+    def model(self) -> ir.Model:
+        """The model, with random weights, its nodes named after their outputs."""
+        proto = onnx.parser.parse_model(f"{HEADER}\n{self.text}")
+        graph, rng = proto.graph, np.random.default_rng(0)
+        made = {name for node in graph.node for name in node.output}
+        for value in [value for value in graph.value_info if value.name not in made]:
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(dtype), value.name))
+            graph.value_info.remove(value)
+        for node in graph.node:
+            node.name = f"{node.op_type.lower()}_{node.output[0]}"
+        return ir.from_proto(proto)
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "topk-not-a-router": Example(
+        "A sampler: the indices are tokens, and no expert's weights are gathered by them.",
+        """\
+sampler (float[T, 8] logits) => (float[T, 2] probabilities, int64[T, 2] tokens)
+<int64[1] k = {2}>
+{
+    best, tokens = TopK (logits, k)
+    probabilities = Softmax (best)
+}""",
+    ),
+    "topk-in-subgraph": Example(
+        "The router is in a function of the model.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts>
+{
+    weights, ids = local.route (x, gate)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}
+<domain: "local", opset_import: ["" : 20]>
+route (x, gate) => (weights, ids)
+{
+    k = Constant <value_ints = [2]> ()
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+}""",
+    ),
+    "expert-count-unknown": Example(
+        "The gate's matrix is an input, and its width is not fixed.",
+        """\
+moe (float[T, 4] x, float[4, E] gate) => (float[T, 4] y)
+<float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "topk-form": Example(
+        "The number of experts per token is an input of the model.",
+        """\
+moe (float[T, 4] x, int64[1] k) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "router-did-not-grow": Example(
+        "The logits themselves weigh the experts: besides the choice there is nothing to fuse.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    weights, ids = TopK (logits, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "left-over-before": Example(
+        "The softmax is fused with the choice; the temperature that each token brings with it is not.",
+        """\
+moe (float[T, 4] x, float[T, 1] temperature) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    cooled = Div (logits, temperature)
+    probabilities = Softmax (cooled)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "left-over-after": Example(
+        "The softmax is fused with the choice; the square root of the weights is not.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    best, ids = TopK (probabilities, k)
+    weights = Sqrt (best)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "rule-left-out": Example(
+        "A router that is fused whole, but for `--skip seed-topk`.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+        skip=("seed-topk",),
+    ),
+    "shape-inference-failed": Example(
+        "The file imports no version of the domain that the gate's operator is from.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = vendor.Linear (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "read-by-others": Example(
+        "The division by the sum cannot be fused, for the weights before it are an output of the model, too.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y, float[T, 2] best)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}, int64[1] last = {-1}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    best, ids = TopK (probabilities, k)
+    total = ReduceSum (best, last)
+    weights = Div (best, total)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+}
+"""By the slug of the reason."""
