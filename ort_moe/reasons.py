@@ -45,8 +45,8 @@ _ALL = (
     Reason(
         "OM002",
         "topk-in-subgraph",
-        "This TopK is in a subgraph or a function, and only the main graph is rewritten.",
-        "Inline the functions, or export without control flow around the MoE blocks.",
+        "This TopK is in a function that cannot be inlined, and functions are not rewritten.",
+        "Give the functions and the model one version of each operator set, or export without functions.",
     ),
     Reason(
         "OM003",

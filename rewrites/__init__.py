@@ -19,14 +19,16 @@ import onnx_ir as ir
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, VERSION
 from ort_moe.reasons import REASONS
-from ort_moe.rewrites.canonicalize import canonicalize, clean_up
-from ort_moe.rewrites.engine import RULES, Engine, PassRecord, choose
+from ort_moe.rewrites.canonicalize import canonicalize, clean_up, spell_standard_domain
+from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
+from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
 from ort_moe.rewrites.sites import Finding, Site, collect_sites
 from ort_moe.rewrites.unseed import forget, unseed
+from ort_moe.rewrites.values import is_op
 
 __all__ = ["RULES", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
 
@@ -49,7 +51,9 @@ class RewriteResult:
 
 
 def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = ()) -> RewriteResult:
-    """Fuse the routers of the model, those in the bodies of If, Loop and Scan too, in place.
+    """Fuse the routers of the model, in place: those of the graph and of the bodies of If, Loop and Scan in it.
+
+    Model-local functions that hold a router, or call one that does, are inlined first.
 
     The names of graph inputs and outputs, of each router's logits, and of the values that carry its weights and indices
     stay. Each FusedRouter comes with a model-local function of standard operators.
@@ -68,13 +72,17 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     had_import = DOMAIN in imports
     _check_imports(imports)
 
-    if not any(node.op_type == "TopK" or is_router(node) for node in model.graph.all_nodes()):
+    spell_standard_domain(model)
+    start = time.perf_counter()
+    inlined = inline_functions(model, SEEDED)
+    records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
+    if not any(is_router(node) or is_op(node, *SEEDED) for node in model.graph.all_nodes()):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
-        return RewriteResult(False, collect_sites(model, lambda _: (), RefusalLog()), ())
+        return RewriteResult(inlined > 0, collect_sites(model, lambda _: (), RefusalLog()), tuple(records))
 
     start = time.perf_counter()
     modified, complaint = canonicalize(model)
-    records = [PassRecord("canonicalise", int(modified), time.perf_counter() - start)]
+    records.append(PassRecord("canonicalise", int(modified), time.perf_counter() - start))
     before = fingerprint(model.graph)
 
     engine = Engine(chosen)
@@ -95,7 +103,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
         imports.pop(DOMAIN, None)
 
     findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
-    modified = modified or added > 0 or fingerprint(model.graph) != before
+    modified = modified or inlined > 0 or added > 0 or fingerprint(model.graph) != before
     return RewriteResult(modified, sites, tuple(records), findings)
 
 

@@ -25,13 +25,24 @@ _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
 
 
+def spell_standard_domain(model: ir.Model) -> None:
+    """Spell the standard domain as the empty string, its other name, in place."""
+    for graph in (model.graph, *model.functions.values()):
+        imports = graph.opset_imports
+        if "ai.onnx" in imports:
+            version = imports.pop("ai.onnx")
+            imports.setdefault("", version)
+        for node in graph.all_nodes():
+            if node.domain == "ai.onnx":
+                node.domain = ""
+
+
 def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
-    """Canonicalise in place.
+    """Canonicalise, in place, a model whose standard domain is the empty string.
 
     Returns:
         Whether constants were lifted or nodes removed, and what shape inference complained of, if it failed.
     """
-    _spell_standard_domain(model)
     for node in model.graph.all_nodes():
         if not node.name:  # findings and the report speak of nodes by name
             node.name = f"{node.op_type}_{node.outputs[0].name}"
@@ -180,17 +191,6 @@ def infer_shapes(model: ir.Model) -> str | None:
     finally:
         _INFERENCE_LOGGER.removeFilter(keep)
     return complaints[0] if complaints else None
-
-
-def _spell_standard_domain(model: ir.Model) -> None:
-    """Spell the standard domain as the empty string, its other name."""
-    imports = model.graph.opset_imports
-    if "ai.onnx" in imports:
-        version = imports.pop("ai.onnx")
-        imports.setdefault("", version)
-    for node in model.graph.all_nodes():
-        if node.domain == "ai.onnx":
-            node.domain = ""
 
 
 def _lacks_types(graph: ir.Graph) -> bool:

@@ -37,6 +37,9 @@ _AFTER_CHOICE = {
 }
 _BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES)}
 
+SEEDED = frozenset(rule.root for rules in _SEEDS.values() for rule in rules)
+"""Types of the nodes that a seed may end in: without any, and without a FusedRouter, there is nothing to rewrite."""
+
 _MOST_ROUNDS = 50
 """Rounds to the fixed point before giving up; a router needs 3 to 6, and every rule removes a node."""
 

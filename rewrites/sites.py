@@ -15,6 +15,7 @@ from onnxscript.rewriter import RewriteRule
 
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
+from ort_moe.rewrites.inlining import obstacle
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
@@ -216,12 +217,14 @@ def _told(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[Rewrit
 
 
 def _in_functions(model: ir.Model) -> Iterator[Site]:
-    """Every TopK in a function of the model."""
+    """Every TopK in a function that could not be inlined."""
     for function in model.functions.values():
         if function.domain == DOMAIN:
             continue
         name = f"{function.domain}::{function.name}"
+        why = obstacle(model, function) or "what calls it cannot be inlined"
         for node in function.all_nodes():
             if is_op(node, "TopK"):
-                finding = Finding(REASONS["topk-in-subgraph"], node.name or "", f"{label(node)} is in '{name}'")
+                detail = f"{label(node)} is in the function '{name}': {why}"
+                finding = Finding(REASONS["topk-in-subgraph"], node.name or "", detail)
                 yield Site(node.name or "", name, "left", None, None, findings=(finding,))

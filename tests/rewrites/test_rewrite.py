@@ -158,18 +158,6 @@ def test_a_model_without_routers_is_left_alone() -> None:
     assert model.graph.opset_imports == {"": 20}
 
 
-def test_topk_in_a_function_is_reported() -> None:
-    text = """<ir_version: 10, opset_import: ["" : 20, "local" : 1]>
-        g (float[T, 4] x) => (float[T, 2] y) { y = local.best (x, k) }
-        <domain: "local", opset_import: ["" : 20]>
-        best (x, k) => (v) { v, i = TopK (x, k) }"""
-    proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
-    (site,) = rewrite(ir.from_proto(proto)).sites
-    assert (site.graph, site.status) == ("local::best", "left")
-    assert [finding.reason.slug for finding in site.findings] == ["topk-in-subgraph"]
-
-
 def test_names_of_logits_weights_and_indices_survive() -> None:
     model = block(SOFTMAX, outputs=", float[T, 8] logits")
     rewrite(model)
