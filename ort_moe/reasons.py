@@ -39,7 +39,7 @@ _ALL = (
         "OM001",
         "topk-not-a-router",
         "The indices of this TopK do not select experts.",
-        "Nothing to do: sampling, classification and look-ups keep their TopK. Should it route to experts after all, "
+        "Nothing: sampling, classification and look-ups keep their TopK. Should it route to experts after all, "
         f"{_REPORT}.",
     ),
     Reason(

@@ -53,8 +53,10 @@ def router_width(topk: ir.Node) -> int:
     scores, k = topk.inputs[0], topk.inputs[1] if len(topk.inputs) > 1 else None
     assert scores is not None
     experts = dim(scores, -1)
+    if scores.dtype is not None and not scores.dtype.is_floating_point():
+        _refuse(topk, "topk-not-a-router", f"it ranks {scores.dtype}, as a sort of indices does")
     if experts is None:
-        _refuse(topk, "expert-count-unknown", "the length of the last axis of its input is not fixed")
+        _refuse(topk, "expert-count-unknown", f"the last axis of its input '{scores.name}' has no fixed length")
     if not _routes(topk, experts):
         _refuse(topk, "topk-not-a-router", f"its indices do not select among {experts} expert weight matrices")
     if not is_last_axis(integer(topk, "axis", -1), scores):
@@ -65,12 +67,22 @@ def router_width(topk: ir.Node) -> int:
         _refuse(topk, "topk-form", f"its input is {scores.dtype}, expected float32, float16 or bfloat16")
     chosen = integers(k)
     if chosen is None or len(chosen) != 1 or not 1 <= chosen[0] <= experts:
-        _refuse(topk, "topk-form", f"k is not a constant from 1 to {experts}")
+        _refuse(topk, "topk-form", f"k is not a constant from 1 to {experts}: {_told(k)}")
     return experts
 
 
 def _refuse(topk: ir.Node, slug: str, sentence: str) -> NoReturn:
     raise Refusal(f"{label(topk)}: {sentence}", slug)
+
+
+def _told(k: ir.Value | None) -> str:
+    """What k is, that is no constant or none of the right size."""
+    if k is None:
+        return "it is an attribute, as before operator set 10"
+    if (array := constant(k)) is not None:
+        return f"it is {array.tolist()}"
+    made_by = k.producer()
+    return f"it is computed by {label(made_by)}" if made_by is not None else f"it is the input '{k.name}' of the model"
 
 
 def _routes(topk: ir.Node, experts: int) -> bool:

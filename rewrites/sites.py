@@ -116,17 +116,25 @@ def _router_site(
     router = Router.read(node)
     name, graph = node.name or "", _graph_name(node)
     findings = tuple(_left_over(model, router, rules, seeding))
-    around = surroundings(node) if findings else ()
     if will_be_put_back(node):
-        alone = Finding(REASONS["router-did-not-grow"], name, "no rule absorbed anything next to this router")
-        findings = (alone, *findings)
+        findings = (Finding(REASONS["router-did-not-grow"], name, _between(router)), *findings)
+        around = surroundings(node)
         return Site(name, graph, "left", router.experts, router.k, findings=findings, surroundings=around)
+    around = surroundings(node) if findings else ()
     status: Status = "partly" if findings else "whole"
     given = tuple(
         tensor.name for tensor, value in zip(FUSED_ROUTER.inputs, node.inputs, strict=False) if value is not None
     )
     attributes = dict(router.attributes)
     return Site(name, graph, status, router.experts, router.k, attributes, router.absorbed, findings, given, around)
+
+
+def _between(router: Router) -> str:
+    """What stands next to a router that absorbed nothing."""
+    before = through(router.logits, _MOVES).producer()
+    behind = [label(user) for value in _cast_copies(router.weights) for user in consumers(value)]
+    source = "an input of the graph" if before is None else label(before)
+    return f"its input is from {source}, its weights go to {', '.join(behind[:3]) or 'no node'}"
 
 
 def _topk_site(node: ir.Node) -> Site:
@@ -169,13 +177,14 @@ def _left_over(
 
 
 def _finding(slug: str, node: ir.Node, told: list[Told], detail: str, others: tuple[str, ...]) -> Finding:
-    clauses = "; ".join(dict.fromkeys(each.sentence for each in told))
+    readers = tuple(dict.fromkeys(reader for each in told for reader in each.readers))
+    # What another reader prevents is the nearest to fusion; what other rules say of the same node is of less interest.
+    clauses = "; ".join(dict.fromkeys(each.sentence for each in told if each.readers or not readers))
     if clauses:
         detail = f"{detail} ({clauses})"
-    readers = tuple(dict.fromkeys(reader for each in told for reader in each.readers))
     if not readers:
         return Finding(REASONS[slug], node.name or "", detail, others)
-    remedy = f"Export without {' and '.join(readers)}, or without what reads from there."
+    remedy = f"Export without what else reads it: {', '.join(readers)}."
     return Finding(REASONS["read-by-others"], node.name or "", detail, readers, remedy)
 
 
