@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
-from ort_moe.ops import DOMAIN, VERSION
+from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 
 if TYPE_CHECKING:
     import onnx
@@ -288,7 +288,7 @@ def _check_versions(path: Path, proto: object) -> None:
     assert isinstance(proto, onnx.ModelProto)
     imports = {opset.domain: opset.version for opset in proto.opset_import}
     ours = imports.get(DOMAIN, VERSION)
-    if ours != VERSION:
+    if ours not in (VERSION, RUNTIME_VERSION):
         raise ModelError(
             f"{path} imports version {ours} of opset '{DOMAIN}', this ort-moe knows version {VERSION}: "
             "install the ort-moe that the model was made with, or optimise the original again"

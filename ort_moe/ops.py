@@ -17,6 +17,9 @@ DOMAIN = "ort_moe"
 VERSION = 1
 """Version of the domain; a model imports `ort_moe` with exactly this."""
 
+RUNTIME_VERSION = 1000
+"""Version that ONNX Runtime writes for each domain of custom ops it knows, used or not, into a model that it saves."""
+
 AttributeKind = Literal["int", "float", "string"]
 AttributeValue = int | float | str
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.errors import ModelError
-from ort_moe.ops import DOMAIN, VERSION
+from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, spell_standard_domain
+from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
@@ -69,8 +70,8 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     """
     chosen = choose(rules, skip)
     imports = model.graph.opset_imports
-    had_import = DOMAIN in imports
     _check_imports(imports)
+    had_import = DOMAIN in imports
 
     spell_standard_domain(model)
     start = time.perf_counter()
@@ -79,6 +80,10 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     if not any(is_router(node) or is_op(node, *SEEDED) for node in model.graph.all_nodes()):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
         return RewriteResult(inlined > 0, collect_sites(model, lambda _: (), RefusalLog()), tuple(records))
+
+    start = time.perf_counter()
+    split = split_fused_layers(model, SEEDED)
+    records.append(PassRecord("split fused layers", split, time.perf_counter() - start))
 
     start = time.perf_counter()
     modified, complaint = canonicalize(model)
@@ -103,11 +108,13 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
         imports.pop(DOMAIN, None)
 
     findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
-    modified = modified or inlined > 0 or added > 0 or fingerprint(model.graph) != before
+    modified = modified or inlined > 0 or split > 0 or added > 0 or fingerprint(model.graph) != before
     return RewriteResult(modified, sites, tuple(records), findings)
 
 
 def _check_imports(imports: dict[str, int]) -> None:
+    if imports.get(DOMAIN) == RUNTIME_VERSION:
+        imports[DOMAIN] = VERSION
     ours = imports.get(DOMAIN, VERSION)
     if ours != VERSION:
         raise ModelError(f"the model imports version {ours} of the domain '{DOMAIN}', expected {VERSION}")

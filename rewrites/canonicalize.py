@@ -21,6 +21,18 @@ _SHAPE_ARITHMETIC = (
     "Add", "Cast", "Concat", "ConstantOfShape", "Equal", "Gather", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze",
     "Where",
 )  # fmt: skip
+_SHAPED_LIKE_INPUT = {
+    ("", "SimplifiedLayerNormalization"),
+    *(
+        ("com.microsoft", op_type)
+        for op_type in (
+            "BiasGelu", "BiasSoftmax", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization",
+            "SkipSimplifiedLayerNormalization",
+        )
+    ),
+}  # fmt: skip
+"""Operators of ONNX Runtime alone whose first output has the type and shape of their first input."""
+
 _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
 
@@ -185,18 +197,24 @@ def infer_shapes(model: ir.Model) -> str | None:
             complaints.append(" ".join(str(record.exc_info[1]).split()))
         return False
 
+    unknown = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) in _SHAPED_LIKE_INPUT]
+    originals = [(node.domain, node.op_type) for node in unknown]
     _INFERENCE_LOGGER.addFilter(keep)
     try:
+        for node in unknown:
+            node.domain, node.op_type = "", "Identity"
         common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     finally:
+        for node, (domain, op_type) in zip(unknown, originals, strict=True):
+            node.domain, node.op_type = domain, op_type
         _INFERENCE_LOGGER.removeFilter(keep)
     return complaints[0] if complaints else None
 
 
 def _lacks_types(graph: ir.Graph) -> bool:
-    """Whether some value that is read has no type or shape yet."""
+    """Whether some value that is read has no type or shape yet, or a dimension without a length and a name."""
     return any(
-        output.uses() and (output.dtype is None or output.shape is None)
+        output.uses() and (output.dtype is None or output.shape is None or None in output.shape)
         for node in graph.all_nodes()
         for output in node.outputs
     )

@@ -14,23 +14,33 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import FLOATS, Array, integer, is_last_axis, producer, through_widening, vector
+from ort_moe.rewrites.values import (
+    FLOATS,
+    Array,
+    integer,
+    is_last_axis,
+    producer,
+    through_casts,
+    through_widening,
+    vector,
+)
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """Where the bias came from and its values."""
+    """Where the bias came from, its values, and the scores it was added to."""
 
     source: ir.Value
     array: Array
+    scores: ir.Value
 
 
 class GatherScores(RouterRule):
     """GatherElements(s, indices(FusedRouter(s + bias))) -> weights(FusedRouter(s, bias)).
 
     Holds also without a bias, and behind a group mask, whose masked keys then serve the choice alone. The bias must be
-    a constant over the experts. Without the gather an added constant may as well be the bias of the router's linear
-    layer, and stays.
+    a constant over the experts. Of scores that are rounded to half precision for the gather alone, the rounding is
+    dropped. Without the gather an added constant may as well be the bias of the router's linear layer, and stays.
     """
 
     title = "gather-scores"
@@ -64,8 +74,9 @@ class GatherScores(RouterRule):
         vector_value = None if bias is None else float32_initializer(op, f"{bias.source.name}_float32", bias.array)
         if bias is not None and _is_plain_float32(bias.source):
             vector_value = bias.source
+        logits = scores if bias is None else bias.scores
         new_weights, indices = Router.producing(weights).grow(
-            op, self.title, logits=scores, selection_bias=vector_value, weights_from="scores"
+            op, self.title, logits=logits, selection_bias=vector_value, weights_from="scores"
         )
         result = new_weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(new_weights, to=gathered.dtype)
         return result, indices, op.Cast(indices, to=ir.DataType.INT64)
@@ -121,12 +132,15 @@ def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
         raise Refusal("the gathered scores are neither the ranked keys nor those before an Add")
     for position in (0, 1):
         summand, other = add.inputs[position], add.inputs[1 - position]
-        if summand is not None and other is not None and through_widening(summand) is through_widening(scores):
+        if summand is None or other is None:
+            continue
+        unrounded = through_widening(summand)
+        if unrounded in (through_widening(scores), through_casts(scores, FLOATS)):
             array = vector(other, experts)
             if array is None:
                 raise Refusal(f"the added '{other.name}' is not a constant of one number per expert")
             require(not np.isnan(array).any(), f"the added '{other.name}' holds NaN, which runtimes rank as they like")
-            return _Bias(other, array)
+            return _Bias(other, array, scores if unrounded is through_widening(scores) else summand)
     raise Refusal("the gathered scores are not what the bias was added to")
 
 

@@ -55,6 +55,7 @@ def block(
     outputs: str = "",
     experts: int = EXPERTS,
     opset: int = 20,
+    imports: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> ir.Model:
     """A model of one block.
@@ -67,6 +68,7 @@ def block(
         outputs: Further graph outputs, as in `, float[T, 2] weights`.
         experts: E.
         opset: Version of the standard operator set.
+        imports: Further domains, with their versions.
         seed: Of the random weights.
     """
     rng = np.random.default_rng(seed)
@@ -81,8 +83,9 @@ def block(
             for name, value in (constants or {}).items()
         },
     }
+    domains = ", ".join(f'"{domain}" : {version}' for domain, version in {"": opset, **(imports or {})}.items())
     text = f"""
-        <ir_version: 10, opset_import: ["" : {opset}]>
+        <ir_version: 10, opset_import: [{domains}]>
         block ({dtype}[T, {HIDDEN}] x) => ({dtype}[T, {HIDDEN}] y{outputs}) {{
             logits = MatMul (x, gate)
             {router}

@@ -123,6 +123,15 @@ def test_refuses_another_version_of_the_domain() -> None:
         rewrite(model)
 
 
+def test_takes_the_version_that_onnxruntime_writes() -> None:
+    """It saves custom domains as of version 1000."""
+    model = block(SOFTMAX)
+    model.graph.opset_imports["ort_moe"] = 1000
+    rewrite(model)
+    assert model.graph.opset_imports["ort_moe"] == 1
+    assert_same(block(SOFTMAX), model)
+
+
 @pytest.mark.parametrize("opset", [11, 12])
 def test_refuses_an_old_operator_set(opset: int) -> None:
     model = block(SOFTMAX)

@@ -57,6 +57,19 @@ def test_renormalised_and_scaled_in_half_precision() -> None:
     assert_fuses(build, expected, absorbed=("gather-scores", "normalize", "scale", "sigmoid"), rtol=3e-3)
 
 
+def test_scores_rounded_for_the_gather_alone() -> None:
+    text = """
+        wide = Cast <to = 1> (logits)
+        scores = Sigmoid (wide)
+        keys = Add (scores, bias)
+        rounded = Cast <to = 10> (scores)
+        unused, ids = TopK (keys, k)
+        weights = GatherElements <axis = 1> (rounded, ids)"""
+    build = partial(block, text, {"bias": BIAS}, dtype="float16")
+    expected = {"score": "sigmoid", "bias_on": "score", "weights_from": "scores"}
+    assert_fuses(build, expected, absorbed=("gather-scores", "sigmoid", "input-cast"), rtol=1e-3)
+
+
 def test_gather_without_a_bias() -> None:
     build = partial(block, "scores = Sigmoid (logits)\n keys = Identity (scores)" + GATHER)
     assert_fuses(build, {"score": "sigmoid"}, absorbed=("gather-scores", "sigmoid"))
