@@ -15,6 +15,9 @@ from ort_moe.printable import Printable, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SCHEMA = 1
+"""Version of the JSON document; any change of its form raises it."""
+
 _CUDA = "CUDAExecutionProvider"
 _CUDA_OF_THE_WHEEL = 13
 """Major version of CUDA that onnxruntime-gpu 1.27 and newer are built for."""
@@ -49,14 +52,18 @@ class Diagnosis(Printable):
         return all(examination.status != "unfit" for examination in self.examinations)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: `{"fit": bool, "examinations": [{subject, status, finding}]}`."""
-        return {"fit": self.fit, "examinations": [asdict(examination) for examination in self.examinations]}
+        """The document that `ort_moe/json_schemas/doctor.json` describes."""
+        return {
+            "schema": SCHEMA,
+            "fit": self.fit,
+            "examinations": [asdict(examination) for examination in self.examinations],
+        }
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        listing = table("subject", "", "")
+        listing = table("subject", "", "finding", prose=("finding",))
         for examination in self.examinations:
             style = {"ok": "green", "note": "yellow", "unfit": "bold red"}[examination.status]
             listing.add_row(examination.subject, Text(examination.status, style), Text(examination.finding))

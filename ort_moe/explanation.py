@@ -7,14 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.printable import Printable
+from ort_moe.printable import Printable, paragraph
+from ort_moe.router_wording import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ort_moe.rewrites import Finding, Site
 
+SCHEMA = 1
+"""Version of the JSON document; any change of its form raises it."""
+
 STATUS_WORDS = {"whole": "fused whole", "partly": "fused partly", "left": "left as it is"}
+STATUS_STYLES = {"whole": "green", "partly": "yellow", "left": "dim"}
 
 
 @dataclass(frozen=True)
@@ -24,10 +29,12 @@ class Explanation(Printable):
     Attributes:
         sites: In graph order; a layer's number is its place here, from 0.
         findings: What concerns the model as a whole.
+        first: Number of the first site here.
     """
 
     sites: tuple[Site, ...]
     findings: tuple[Finding, ...] = ()
+    first: int = 0
 
     def layer(self, number: int) -> Explanation:
         """The explanation of one site.
@@ -38,26 +45,29 @@ class Explanation(Printable):
         if not 0 <= number < len(self.sites):
             there_are = f"there are {len(self.sites)}, numbered from 0" if self.sites else "there is none"
             raise IndexError(f"there is no site {number}: {there_are}")
-        return Explanation(self.sites[number : number + 1], self.findings)
+        return Explanation(self.sites[number : number + 1], self.findings, number)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: `sites`, each as `site_to_dict` gives it, and `findings`, as those of a site."""
+        """The document that `ort_moe/json_schemas/explain.json` describes."""
         return {
+            "schema": SCHEMA,
             "sites": [site_to_dict(site) for site in self.sites],
-            "findings": [_finding_to_dict(finding) for finding in self.findings],
+            "findings": [finding_to_dict(finding) for finding in self.findings],
         }
 
     def __rich__(self) -> RenderableType:
+        from rich.console import Group
         from rich.text import Text
 
         graphs = {site.graph for site in self.sites}
-        parts = [_site_text(number, site, show_graph=len(graphs) > 1) for number, site in enumerate(self.sites)]
-        if not parts:
-            parts.append(
-                Text("No TopK: there is no site to fuse. Routers that choose by Max or ArgMax are not recognised yet.")
-            )
-        parts += [Text("the model" + _finding_text(finding)) for finding in self.findings]
-        return Text("\n").join(parts)
+        parts: list[RenderableType] = []
+        for number, site in enumerate(self.sites, self.first):
+            parts += _site_parts(number, site, show_graph=len(graphs) > 1)
+        if not self.sites:
+            parts.append(Text("no router found, and no other TopK: there is nothing to fuse"))
+        for finding in self.findings:
+            parts += [Text("the model", style="bold"), *finding_parts(finding)]
+        return Group(*parts)
 
 
 def explain(
@@ -77,11 +87,7 @@ def explain(
 
 
 def site_to_dict(site: Site) -> dict[str, Any]:
-    """JSON-ready values.
-
-    Keys: `node`, `graph`, `status` (whole, partly, left), `experts`, `k`, `attributes`, `absorbed`, `findings` ([{code,
-    slug, node, detail, consumers}]). What is not known is null; infinities are strings.
-    """
+    """A site as JSON-ready values: what is not known is null, infinities are strings."""
     return {
         "node": site.node,
         "graph": site.graph,
@@ -89,38 +95,36 @@ def site_to_dict(site: Site) -> dict[str, Any]:
         "experts": site.experts,
         "k": site.k,
         "attributes": _finite(site.attributes) if site.attributes is not None else None,
+        "inputs": list(site.inputs),
         "absorbed": list(site.absorbed),
-        "findings": [_finding_to_dict(finding) for finding in site.findings],
+        "findings": [finding_to_dict(finding) for finding in site.findings],
+        "surroundings": list(site.surroundings),
     }
 
 
-def describe_router(attributes: dict[str, Any]) -> str:
-    """A router's arithmetic in a phrase, from the attributes of its FusedRouter."""
-    score, k = attributes["score"], attributes["k"]
-    grouped = attributes.get("topk_groups", 1) < attributes.get("num_groups", 1)
-    choice = f"top {k}"
-    if grouped:
-        choice += f" in the best {attributes['topk_groups']} of {attributes['num_groups']} groups"
-    steps = [choice] if score == "none" else [score, choice]
-    if attributes.get("score_after_topk"):
-        steps.reverse()
-    if attributes.get("softcap"):
-        steps.insert(0, f"softcap {attributes['softcap']:g}")
-    if attributes.get("normalize"):
-        steps.append("normalised")
-    if attributes.get("scale", 1.0) != 1.0:
-        steps.append(f"times {attributes['scale']:g}")
-    return ", ".join(steps)
-
-
-def _finding_to_dict(finding: Finding) -> dict[str, Any]:
+def finding_to_dict(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON-ready values."""
     return {
         "code": finding.reason.code,
         "slug": finding.reason.slug,
         "node": finding.node,
         "detail": finding.detail,
         "consumers": list(finding.consumers),
+        "remedy": finding.remedy,
     }
+
+
+def finding_parts(finding: Finding) -> list[RenderableType]:
+    """A finding for the user: what it is, where, who else is concerned, and what to do."""
+    where = f"{finding.node}: " if finding.node and finding.node not in finding.detail else ""
+    lines = [where + finding.detail]
+    if finding.consumers:
+        lines.append(f"also read by: {_shortened(finding.consumers)}")
+    lines.append(f"what to do: {finding.remedy}")
+    return [
+        paragraph(f"{finding.reason}: {finding.reason.sentence}", indent=2, style="yellow"),
+        *(paragraph(line, indent=4) for line in lines),
+    ]
 
 
 def _finite(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -130,30 +134,24 @@ def _finite(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _site_text(number: int, site: Site, *, show_graph: bool) -> Any:
+def _site_parts(number: int, site: Site, *, show_graph: bool) -> list[RenderableType]:
     from rich.text import Text
 
-    style = {"whole": "green", "partly": "yellow", "left": "dim"}[site.status]
-    text = Text(f"site {number}: {site.node}" + (f" in {site.graph}" if show_graph else ""), style="bold")
-    text.append(f"\n  {STATUS_WORDS[site.status]}", style=style)
-    if site.experts is not None:
-        text.append(f"; {site.experts} experts", style="not bold")
+    title = Text.assemble(
+        (f"site {number}: {site.node}", "bold"),
+        f" in {site.graph}" if show_graph else "",
+        ": ",
+        (STATUS_WORDS[site.status], STATUS_STYLES[site.status]),
+    )
+    parts: list[RenderableType] = [title]
     if site.attributes is not None:
-        text.append(f"; {describe_router(site.attributes)}", style="not bold")
-    if site.absorbed:
-        text.append(f"\n  absorbed: {', '.join(site.absorbed)}", style="not bold")
+        parts.append(paragraph(f"fused: {sentence(site.attributes, site.inputs, site.experts)}", indent=2))
+        parts.append(paragraph(f"by the rules: {', '.join(site.absorbed) or 'of an earlier run'}", indent=2))
+    elif site.experts is not None:
+        parts.append(paragraph(f"a choice of {site.k or '?'} of {site.experts} experts", indent=2))
     for finding in site.findings:
-        text.append(_finding_text(finding), style="not bold")
-    return text
-
-
-def _finding_text(finding: Finding) -> str:
-    where = f"at {finding.node}: " if finding.node else ""
-    lines = [f"{finding.reason}: {finding.reason.sentence}", f"  {where}{finding.detail}"]
-    if finding.consumers:
-        lines.append(f"  also used by: {_shortened(finding.consumers)}")
-    lines.append(f"  way out: {finding.reason.remedy}")
-    return "".join(f"\n  {line}" for line in lines)
+        parts += finding_parts(finding)
+    return parts
 
 
 def _shortened(names: Sequence[str], most: int = 6) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.explanation import describe_router
+from ort_moe.expert_weights import ExpertWeight, expert_weights, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
 from ort_moe.ops import DOMAIN
 from ort_moe.printable import Printable, table
+from ort_moe.router_wording import phrase
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,30 +20,15 @@ if TYPE_CHECKING:
 
     from ort_moe.rewrites import Site
 
+SCHEMA = 1
+"""Version of the JSON documents; any change of their form raises it."""
+
+_CHOICES = ("FusedRouter", "TopK", "ArgMax")
+"""What chooses experts; their indices are the last output."""
+
 _CONTRIB_DOMAIN = "com.microsoft"
 _CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9)}
 """Inputs of the contrib operators that hold experts' weights and scales."""
-
-_IDS_PASS = {"Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Concat", "Where", "Tile", "Expand"}
-_WEIGHTS_PASS = {"Cast", "Transpose", "Identity", "Reshape", "DequantizeLinear", "Unsqueeze"}
-
-
-@dataclass(frozen=True)
-class ExpertWeight:
-    """A stack of weights of which the chosen experts' part is read.
-
-    Attributes:
-        shape: Its shape; the experts come first.
-        dtype: Element type, as ONNX names it.
-        nbytes: Bytes of the whole.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-    def __str__(self) -> str:
-        return f"{self.dtype.lower()} {'x'.join(map(str, self.shape))}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,8 @@ class Layer:
         experts: E; None where it is not known.
         k: K; None where it is not known.
         router: Its arithmetic in a phrase.
-        weights: The stacks of experts' weights that its choice reads.
+        weights: The stacks of experts' weights behind its choice; empty where none was recognised.
+        all_experts: Whether every token goes through all experts, and the choice only weighs or masks what they make.
     """
 
     node: str
@@ -64,13 +51,15 @@ class Layer:
     k: int | None
     router: str
     weights: tuple[ExpertWeight, ...]
+    all_experts: bool = False
 
     @property
     def bytes_per_token(self) -> int | None:
         """Bytes of experts' weights that one token reads; None where they are not known."""
-        if not self.weights or self.experts is None or self.k is None:
+        read = self.experts if self.all_experts else self.k
+        if not self.weights or self.experts is None or read is None:
             return None
-        return sum(weight.nbytes // self.experts * self.k for weight in self.weights)
+        return sum(weight.nbytes // self.experts * read for weight in self.weights)
 
 
 @dataclass(frozen=True)
@@ -92,18 +81,15 @@ class Inspection(Printable):
     blockers: tuple[CaptureBlocker, ...]
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of experts' weights that one token reads in all layers, as far as they are known."""
-        return sum(layer.bytes_per_token or 0 for layer in self.layers)
+    def bytes_per_token(self) -> int | None:
+        """Bytes of experts' weights that one token reads in the layers of which they are known; None where of none."""
+        known = [layer.bytes_per_token for layer in self.layers if layer.bytes_per_token is not None]
+        return sum(known) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values.
-
-        Keys: `model`, `weight_bytes`, `expert_bytes_per_token`, `operators` ({operator: nodes}), `layers` ([{node,
-        kind, experts, k, router, weights [{shape, dtype, nbytes}], bytes_per_token}]), `cuda_graph_blockers` ([{node,
-        operator, why}]). What is not known is null.
-        """
+        """The document that `ort_moe/json_schemas/inspect.json` describes; what is not known is null."""
         return {
+            "schema": SCHEMA,
             "model": self.model,
             "weight_bytes": self.weight_bytes,
             "expert_bytes_per_token": self.bytes_per_token,
@@ -123,30 +109,39 @@ class Inspection(Printable):
         ]
         if self.layers:
             parts.append(self._layers_table())
-            known = sum(layer.bytes_per_token is not None for layer in self.layers)
-            of = "all layers" if known == len(self.layers) else f"{known} of {layers}"
-            parts.append(Text(f"experts' weights read per token, {of}: {_size(self.bytes_per_token)}"))
+            parts.append(Text(self._reading_text()))
         parts.append(Text(self._capture_text()))
         return Group(*parts)
 
     def _layers_table(self) -> RenderableType:
+        from rich.text import Text
+
         listing = table(
             *("layer", "node", "is a", "E", "K", "router", "experts' weights", "per token"),
             numbers=("layer", "E", "K", "per token"),
+            prose=("is a", "router", "experts' weights"),
         )
         for number, layer in enumerate(self.layers):
             read = layer.bytes_per_token
+            weights = [*map(str, layer.weights), *(["all experts for every token"] if layer.all_experts else [])]
             listing.add_row(
                 str(number),
-                layer.node,
+                Text(layer.node),
                 layer.kind,
                 str(layer.experts or "?"),
                 str(layer.k or "?"),
                 layer.router,
-                "\n".join(map(str, layer.weights)) or "not found",
+                "\n".join(weights) or "not recognised",
                 "?" if read is None else _size(read),
             )
         return listing
+
+    def _reading_text(self) -> str:
+        if self.bytes_per_token is None:
+            return "experts' weights read per token: not known, for none were recognised behind the routers"
+        known = sum(layer.bytes_per_token is not None for layer in self.layers)
+        of = "" if known == len(self.layers) else f", in {known} of {len(self.layers)} MoE layers"
+        return f"experts' weights read per token{of}: {_size(self.bytes_per_token)}"
 
     def _capture_text(self) -> str:
         if not self.blockers:
@@ -188,12 +183,9 @@ class Changes(Printable):
         return [(number, a, b) for number, (a, b) in pairs if _gist(a) != _gist(b)]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values.
-
-        Keys: `before` and `after` (see `Inspection.to_dict`), `operators` ({operator: {before, after}}), `layers`
-        (numbers of those that changed).
-        """
+        """The document that `ort_moe/json_schemas/changes.json` describes."""
         return {
+            "schema": SCHEMA,
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "operators": {name: {"before": a, "after": b} for name, (a, b) in self.operators.items()},
@@ -209,13 +201,13 @@ class Changes(Printable):
         for what, a, b in (
             ("nodes", *(str(sum(i.operators.values())) for i in (self.before, self.after))),
             ("weights", *(_size(i.weight_bytes) for i in (self.before, self.after))),
-            ("experts' weights per token", *(_size(i.bytes_per_token) for i in (self.before, self.after))),
+            ("experts' weights per token", *(_size(i.bytes_per_token or 0) for i in (self.before, self.after))),
             ("nodes in the way of a CUDA graph", *(str(len(i.blockers)) for i in (self.before, self.after))),
         ):
             totals.add_row(what, a, b)
         parts.append(totals)
         if self.layers:
-            listing = table("layer", "before", "after", numbers=("layer",))
+            listing = table("layer", "before", "after", numbers=("layer",), prose=("before", "after"))
             for number, old, new in self.layers:
                 listing.add_row(str(number), _gist(old), _gist(new))
             parts.append(listing)
@@ -247,11 +239,11 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     blockers = tuple(capture_blockers(model.graph))
     contrib = [_contrib_layer(node) for node in _nodes(model) if _is_contrib_moe(node)]
     fused_before = {node.name for node in _nodes(model) if node.domain == DOMAIN}
-    routing = {site.node: site for site in rewrite(model).sites if not _is_no_router(site)}
+    routing = {(site.graph, site.node): site for site in rewrite(model).sites if not _is_no_router(site)}
     routers = [
-        _router_layer(node, routing[node.name], fused=node.name in fused_before)
+        _router_layer(node, routing[place], fused=node.name in fused_before)
         for node in _nodes(model)
-        if node.name in routing and node.op_type in ("FusedRouter", "TopK")
+        if (place := (node.graph.name if node.graph else "", node.name)) in routing and node.op_type in _CHOICES
     ]
     return Inspection(os.fspath(source), tuple(routers + contrib), Counter(operators), weight_bytes, blockers)
 
@@ -268,7 +260,7 @@ def _is_contrib_moe(node: ir.Node) -> bool:
 
 def _contrib_layer(node: ir.Node) -> Layer:
     positions = [i for i in _CONTRIB_WEIGHTS[node.op_type] if i < len(node.inputs)]
-    found = [_stack(value, None) for i in positions if (value := node.inputs[i]) is not None]
+    found = [stack(value, None) for i in positions if (value := node.inputs[i]) is not None]
     weights = tuple(weight for weight, _ in filter(None, found))
     k = node.attributes["k"].as_int() if "k" in node.attributes else 1
     normalized = (
@@ -285,55 +277,20 @@ def _is_no_router(site: Site) -> bool:
 
 
 def _router_layer(node: ir.Node, site: Site, fused: bool) -> Layer:
-    stacks: dict[ir.Value, ExpertWeight] = {}
-    _collect_stacks(node.outputs[1], site.experts, stacks, set())
+    behind = expert_weights(node.outputs[-1], site.experts)
     experts = site.experts
-    if experts is None and stacks:
-        experts = next(iter(stacks.values())).shape[0]
-    router = "not recognised" if site.attributes is None else describe_router(site.attributes)
+    if experts is None and behind.stacks:
+        experts = behind.stacks[0].shape[0]
+    router = "not recognised" if site.attributes is None else phrase(site.attributes, site.inputs)
     kind = "fused router" if fused else "router"
-    return Layer(node.name or "", kind, experts, site.k, router, tuple(stacks.values()))
-
-
-def _collect_stacks(
-    ids: ir.Value, experts: int | None, stacks: dict[ir.Value, ExpertWeight], seen: set[ir.Value]
-) -> None:
-    """Follows expert ids forward to the gathers of stacked weights."""
-    if ids in seen:
-        return
-    seen.add(ids)
-    for node, position in ids.uses():
-        if (
-            node.op_type in ("Gather", "GatherND", "GatherBlockQuantized")
-            and position == 1
-            and node.inputs[0] is not None
-        ):
-            if (found := _stack(node.inputs[0], experts)) is not None:
-                stacks[found[1]] = found[0]
-        elif node.op_type in _IDS_PASS:
-            _collect_stacks(node.outputs[0], experts, stacks, seen)
-
-
-def _stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir.Value] | None:
-    """The constant behind a gathered value, if it is a stack of at least matrices with one for each expert."""
-    while value is not None and value.const_value is None:
-        producer = value.producer()
-        if producer is None or producer.op_type not in _WEIGHTS_PASS:
-            return None
-        value = producer.inputs[0]
-    if value is None or value.const_value is None:
-        return None
-    shape = tuple(int(size) for size in value.const_value.shape.numpy())
-    if len(shape) < 3 or (experts is not None and shape[0] != experts):
-        return None
-    return ExpertWeight(shape, value.const_value.dtype.name, value.const_value.nbytes), value
+    return Layer(node.name or "", kind, experts, site.k, router, behind.stacks, behind.all_experts)
 
 
 def _gist(layer: Layer | None) -> str:
     """A layer in a line, without what names it."""
     if layer is None:
         return "-"
-    weights = ", ".join(map(str, layer.weights)) or "weights not found"
+    weights = ", ".join(map(str, layer.weights)) or "weights not recognised"
     return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}"
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.explanation import STATUS_WORDS, Explanation, describe_router
-from ort_moe.printable import Printable, table
+from ort_moe.explanation import STATUS_STYLES, STATUS_WORDS, Explanation, finding_parts, finding_to_dict, site_to_dict
+from ort_moe.printable import Printable, paragraph, table
+from ort_moe.router_wording import phrase
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from ort_moe.verification import Verification
 
 SCHEMA = 1
-"""Version of the JSON document; it grows by keys, and any other change raises it."""
+"""Version of the JSON document; any change of its form raises it."""
 
 
 @dataclass(frozen=True)
 class Report(Printable):
-    """What `optimize` did.
+    """What `optimize` did; printed in short, and `in_full` with each site, operator, pass and check.
 
     Attributes:
         source: The input.
@@ -59,13 +60,7 @@ class Report(Printable):
         return Explanation(self.sites, self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready values.
-
-        Keys: `schema` (1), `source`, `output` (null: nothing written), `target`, `matched`, `already_fused`,
-        `operators` ({operator: {before, after}}), `passes` ([{name, applied, seconds}]), `sites` and `findings` (see
-        `Explanation.to_dict`),
-        `verification` (see `Verification.to_dict`; null: not verified), `warnings` ([sentence]).
-        """
+        """The document that `ort_moe/json_schemas/report.json` describes."""
         return {
             "schema": SCHEMA,
             "source": self.source,
@@ -78,66 +73,113 @@ class Report(Printable):
                 for name in sorted({*self.operators_before, *self.operators_after})
             },
             "passes": [{"name": p.name, "applied": p.applied, "seconds": p.seconds} for p in self.passes],
-            **self.explanation.to_dict(),
+            "sites": [site_to_dict(site) for site in self.sites],
+            "findings": [finding_to_dict(finding) for finding in self.findings],
             "verification": self.verification.to_dict() if self.verification is not None else None,
             "warnings": list(self.warnings),
         }
+
+    @property
+    def in_full(self) -> Printable:
+        """The report with every site explained, and every operator, pass and check."""
+        return _FullReport(self)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        parts: list[RenderableType] = [Text(self._headline(), style="bold")]
-        if self.sites:
-            parts.append(self._sites_table())
+        parts: list[RenderableType] = [self.headline(), *self._site_groups()]
         if self.matched:
-            parts += [self._operators_table(), self._passes_table()]
+            parts.append(Text(self._operators_line()))
         if self.verification is not None:
-            parts.append(self.verification)
-        parts += [Text(f"{finding.reason}: {finding.detail}", style="yellow") for finding in self.findings]
-        parts += [Text(f"warning: {warning}", style="yellow") for warning in self.warnings]
-        parts.append(Text(f"written: {self.output}" if self.output is not None else "nothing written"))
-        return Group(*parts)
+            parts.append(Text(self.verification.summary))
+        for finding in self.findings:
+            parts += finding_parts(finding)
+        return Group(*parts, *self.closing())
+
+    def headline(self) -> RenderableType:
+        """The outcome in a line."""
+        from rich.text import Text
+
+        return Text(self._headline(), style="bold")
+
+    def closing(self) -> list[RenderableType]:
+        """Warnings, and where the result went."""
+        from rich.text import Text
+
+        warnings = [Text(f"warning: {warning}", style="yellow") for warning in self.warnings]
+        return [*warnings, Text(f"written: {self.output}" if self.output is not None else "nothing written")]
 
     def _headline(self) -> str:
         if self.matched:
             whole, partly = (sum(site.status == status for site in self.sites) for status in ("whole", "partly"))
+            how = " partly" if not whole else f", {whole} whole and {partly} partly" if partly else " whole"
             before = f", {self.already_fused} of them before" if self.already_fused else ""
-            return f"{self.source}: {_count(whole, 'router')} fused whole, {partly} partly{before}"
+            return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}"
         if self.already_fused:
             return f"{self.source}: already optimised ({_count(self.already_fused, 'fused node')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"
 
-    def _sites_table(self) -> RenderableType:
-        listing = table("site", "node", "", "experts", "router", "why not more", numbers=("site", "experts"))
-        for number, site in enumerate(self.sites):
-            listing.add_row(
-                str(number),
-                site.node,
-                STATUS_WORDS[site.status],
-                "" if site.experts is None else str(site.experts),
-                "" if site.attributes is None else describe_router(site.attributes),
-                "; ".join(dict.fromkeys(str(finding.reason) for finding in site.findings)),
-            )
-        return listing
+    def _site_groups(self) -> list[RenderableType]:
+        """A line for all sites with the same fate."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for site in self.sites:
+            codes = ", ".join(dict.fromkeys(str(finding.reason) for finding in site.findings))
+            told: list[str] = [f"{site.experts} experts"] if site.experts is not None else []
+            told += [phrase(site.attributes, site.inputs)] if site.attributes is not None else []
+            told += [codes] if codes else []
+            groups.setdefault((site.status, "; ".join(told)), []).append(site.node)
+        parts = []
+        for (status, fate), nodes in groups.items():
+            where = nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+            parts.append(paragraph(f"{STATUS_WORDS[status]}: {fate} ({where})", indent=2, style=STATUS_STYLES[status]))
+        if any(site.findings for site in self.sites):
+            parts.append(paragraph(f"`ort-moe explain {self.source}` tells why, and what to do about it", indent=2))
+        return parts
+
+    def _operators_line(self) -> str:
+        before, after = self.operators_before, self.operators_after
+        change = {name: after.get(name, 0) - before.get(name, 0) for name in sorted({*before, *after})}
+        changed = [f"{name} {by:+}" for name, by in sorted(change.items(), key=lambda row: -row[1]) if by]
+        return f"nodes: {sum(before.values())} before, {sum(after.values())} after ({', '.join(changed)})"
+
+
+@dataclass(frozen=True)
+class _FullReport(Printable):
+    """A report with all that it holds."""
+
+    report: Report
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+
+        report = self.report
+        parts: list[RenderableType] = [report.headline(), report.explanation]
+        if report.matched:
+            parts += [self._operators_table(), self._passes_table()]
+        if report.verification is not None:
+            parts.append(report.verification)
+        return Group(*parts, *report.closing())
 
     def _operators_table(self) -> RenderableType:
         listing = table("operator", "before", "after", numbers=("before", "after"))
-        for name in sorted({*self.operators_before, *self.operators_after}):
-            before, after = self.operators_before.get(name, 0), self.operators_after.get(name, 0)
+        for name in sorted({*self.report.operators_before, *self.report.operators_after}):
+            before, after = self.report.operators_before.get(name, 0), self.report.operators_after.get(name, 0)
             if before != after:
                 listing.add_row(name, str(before), str(after))
         listing.add_section()
-        listing.add_row("all nodes", str(sum(self.operators_before.values())), str(sum(self.operators_after.values())))
+        listing.add_row(
+            "all nodes", str(sum(self.report.operators_before.values())), str(sum(self.report.operators_after.values()))
+        )
         return listing
 
     def _passes_table(self) -> RenderableType:
         listing = table("pass", "applied", "ms", numbers=("applied", "ms"))
-        for record in self.passes:
+        for record in self.report.passes:
             if record.applied:
                 listing.add_row(record.name, str(record.applied), f"{record.seconds * 1e3:.1f}")
         listing.add_section()
-        listing.add_row("all, idle ones too", "", f"{sum(record.seconds for record in self.passes) * 1e3:.1f}")
+        listing.add_row("all, idle ones too", "", f"{sum(record.seconds for record in self.report.passes) * 1e3:.1f}")
         return listing
 
 

@@ -236,4 +236,6 @@ def _in_functions(model: ir.Model) -> Iterator[Site]:
             if is_op(node, "TopK"):
                 detail = f"{label(node)} is in the function '{name}': {why}"
                 finding = Finding(REASONS["topk-in-subgraph"], node.name or "", detail)
-                yield Site(node.name or "", name, "left", None, None, findings=(finding,))
+                yield Site(
+                    node.name or "", name, "left", None, None, findings=(finding,), surroundings=surroundings(node)
+                )

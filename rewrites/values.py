@@ -199,5 +199,5 @@ def consumers(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def label(node: ir.Node) -> str:
-    """How messages name a node: its operator and its name."""
-    return f"{node.op_type} '{node.name}'"
+    """How messages name a node: its operator and its name, or what it makes."""
+    return f"{node.op_type} '{node.name}'" if node.name else f"{node.op_type} of '{node.outputs[0].name}'"

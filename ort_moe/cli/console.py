@@ -12,22 +12,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
-_WIDTH_IN_A_PIPE = 120
-"""Columns where no terminal and no COLUMNS says how many."""
 _PATIENCE = 1.0
 """Seconds before a spinner is worth its flicker."""
 
 
-def stdout() -> Console:
-    """The console on stdout."""
-    return _console(sys.stdout)
+def show(result: RenderableType, *, on_stderr: bool = False) -> None:
+    """Prints a result: drawn on a terminal, as plain text elsewhere, whose tables fit in COLUMNS where that is set."""
+    from ort_moe.printable import PLAIN_WIDTH, plain
 
-
-def stderr() -> Console:
-    """The console on stderr."""
-    return _console(sys.stderr)
+    console = _console(sys.stderr if on_stderr else sys.stdout)
+    if console.is_terminal:
+        console.print(result)
+    else:
+        width = console.width if "COLUMNS" in os.environ else PLAIN_WIDTH
+        print(plain(result, width), file=console.file)
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -38,7 +38,7 @@ def print_json(document: Mapping[str, object]) -> None:
 @contextmanager
 def progress(text: str) -> Iterator[None]:
     """Shows on a terminal, after a second, that work is going on."""
-    console = stderr()
+    console = _console(sys.stderr)
     if not console.is_terminal:
         yield
         return
@@ -59,5 +59,4 @@ def _console(file: TextIO) -> Console:
 
     if isinstance(file, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
         file.reconfigure(errors="backslashreplace")
-    width = None if file.isatty() or "COLUMNS" in os.environ else _WIDTH_IN_A_PIPE
-    return Console(file=file, width=width, highlight=False)
+    return Console(file=file, highlight=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ort_moe.cli.arguments import AsJson
-from ort_moe.cli.console import print_json, stderr, stdout
+from ort_moe.cli.console import print_json, show
 from ort_moe.cli.exit_codes import ExitCode
 
 
@@ -19,6 +19,6 @@ def doctor(as_json: AsJson = False) -> None:
     diagnosis = diagnose()
     if as_json:
         print_json(diagnosis.to_dict())
-    (stderr() if as_json else stdout()).print(diagnosis)
+    show(diagnosis, on_stderr=as_json)
     if not diagnosis.fit:
         raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ort_moe.cli.arguments import AsJson, ModelPath
-from ort_moe.cli.console import print_json, progress, stdout
+from ort_moe.cli.console import print_json, progress, show
 
 
 def explain(
@@ -31,4 +31,4 @@ def explain(
     if as_json:
         print_json(explanation.to_dict())
     else:
-        stdout().print(explanation)
+        show(explanation)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ort_moe.cli.arguments import AsJson, ModelPath
-from ort_moe.cli.console import print_json, progress, stdout
+from ort_moe.cli.console import print_json, progress, show
 
 
 def inspect(
@@ -29,4 +29,4 @@ def inspect(
     if as_json:
         print_json(result.to_dict())
     else:
-        stdout().print(result)
+        show(result)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ort_moe.cli.arguments import ModelPath, check_rules, names
-from ort_moe.cli.console import progress, stderr, stdout
+from ort_moe.cli.console import progress, show
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
 
@@ -74,11 +74,9 @@ def optimize(
             )
     except VerificationError as error:
         if error.verification is not None:
-            stderr().print(error.verification)
+            show(error.verification, on_stderr=True)
         raise
-    stdout().print(result)
-    if explain:
-        stdout().print(result.explanation)
+    show(result.in_full if explain else result)
     if report is not None:
         _write_report(report, result.to_dict())
     if fail_on_no_match and not result.matched:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from ort_moe.cli.console import stdout
+from ort_moe.cli.console import show
 from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
 
 Row = TypeVar("Row")
@@ -20,7 +20,11 @@ def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One o
     if name is not None:
         _print_op(_find(OPS, name, "operator"))
         return
-    listing = table("operator", "inputs", "outputs", "attributes", title=f"Domain {DOMAIN}, version {VERSION}")
+    listing = table(
+        *("operator", "inputs", "outputs", "attributes"),
+        prose=("inputs", "outputs", "attributes"),
+        title=f"Domain {DOMAIN}, version {VERSION}",
+    )
     for op in OPS.values():
         listing.add_row(
             op.name,
@@ -28,23 +32,24 @@ def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One o
             ", ".join(t.name + ("?" if t.optional else "") for t in op.outputs),
             ", ".join(a.name for a in op.attributes),
         )
-    stdout().print(listing)
+    show(listing)
 
 
 def rules(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = None) -> None:
     """List the rewrite rules, or show one."""
+    from rich.text import Text
+
     from ort_moe.printable import table
     from ort_moe.rewrites import RULES
 
-    console = stdout()
     if name is not None:
         rule = _find(RULES, name, "rule")
-        console.print(rule.name, rule.identity, "", rule.doc.strip(), sep="\n", markup=False)
+        show(Text(f"{rule.name}\n{rule.identity}\n\n{rule.doc.strip()}"))
         return
-    listing = table("rule", "identity")
+    listing = table("rule", "identity", prose=("identity",))
     for rule in RULES.values():
         listing.add_row(rule.name, _plain(rule.identity))
-    console.print(listing)
+    show(listing)
 
 
 def _find(rows: Mapping[str, Row], name: str, what: str) -> Row:
@@ -55,21 +60,25 @@ def _find(rows: Mapping[str, Row], name: str, what: str) -> Row:
 
 def _print_op(op: Op) -> None:
     from rich.markdown import Markdown
+    from rich.text import Text
 
     from ort_moe.printable import table
 
-    console = stdout()
-    console.print(f"{DOMAIN}::{op.name}, version {VERSION}\n", style="bold")
-    console.print(Markdown(op.doc))
+    show(Text(f"{DOMAIN}::{op.name}, version {VERSION}\n", style="bold"))
+    show(Markdown(op.doc))
     for title, tensors in (("Inputs", op.inputs), ("Outputs", op.outputs)):
-        listing = table("name", "types", "shape", "", title=title)
+        listing = table("name", "types", "shape", "", prose=("types", ""), title=title)
         for tensor in tensors:
             listing.add_row(*_tensor_row(tensor))
-        console.print(listing)
-    listing = table("name", "type", "neutral", "values", "", title="Attributes (a node states every one)")
+        show(listing)
+    listing = table(
+        *("name", "type", "neutral", "values", ""),
+        prose=("values", ""),
+        title="Attributes (a node states every one)",
+    )
     for attribute in op.attributes:
         listing.add_row(*_attribute_row(attribute))
-    console.print(listing)
+    show(listing)
 
 
 def _tensor_row(tensor: Tensor) -> tuple[str, ...]:

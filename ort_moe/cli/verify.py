@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ort_moe.cli.arguments import AsJson
-from ort_moe.cli.console import print_json, progress, stderr, stdout
+from ort_moe.cli.console import print_json, progress, show
 from ort_moe.cli.exit_codes import ExitCode
+
+
+class Provider(StrEnum):
+    """An execution provider."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def verify(
     reference: Annotated[Path, typer.Argument(metavar="REF", help="The original.", show_default=False)],
     optimized: Annotated[Path, typer.Argument(metavar="OPT", help="The optimised model.", show_default=False)],
+    provider: Annotated[Provider, typer.Option(help="Where the models are run end to end.")] = Provider.cpu,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -22,12 +31,15 @@ def verify(
 
     Router by router on the original's own values, then end to end at several shapes, and twice for the same bits.
     """
+    from ort_moe.session import CPU, CUDA
     from ort_moe.verification import verify as run
 
     with progress(f"verifying {optimized}"):
-        verification = run(reference, optimized, seed=seed)
+        verification = run(
+            reference, optimized, providers=[CPU] if provider is Provider.cpu else [CUDA, CPU], seed=seed
+        )
     if as_json:
         print_json(verification.to_dict())
-    (stderr() if as_json else stdout()).print(verification)
+    show(verification, on_stderr=as_json)
     if not verification.passed:
         raise typer.Exit(ExitCode.VERIFICATION_FAILED)

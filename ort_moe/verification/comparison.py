@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.session import Provider
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, SiteCheck, check_site, choice, compare_routing, find_sites
-from ort_moe.verification.runnable_model import CPU, RunnableModel, library_is_there
+from ort_moe.verification.runnable_model import CPU, RunnableModel, library_is_there, provider_names
 from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
@@ -31,7 +32,7 @@ def verify(
     reference: str | os.PathLike[str],
     optimized: str | os.PathLike[str],
     *,
-    providers: Sequence[str] = CPU,
+    providers: Sequence[Provider] = CPU,
     shapes: Sequence[Shape] = SHAPES,
     seed: int = 0,
 ) -> Verification:
@@ -40,13 +41,13 @@ def verify(
     Args:
         reference: The original.
         optimized: The model that shall compute the same.
-        providers: Execution providers of the runs end to end; the nodes by themselves run on the CPU.
+        providers: Execution providers of the runs end to end, with TF32 off; the nodes by themselves run on the CPU.
         shapes: Sizes of the dynamic dimensions; one is enough for a model without.
         seed: Of the random inputs.
 
     Raises:
         ModelError: A model cannot be read or compared, or ONNX Runtime cannot load the original.
-        EnvironmentUnfitError: No ONNX Runtime is installed, or one too old.
+        EnvironmentUnfitError: No ONNX Runtime is installed, or one too old, or a provider does not start.
     """
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
         _check_signatures(original.model, candidate.model)
@@ -55,7 +56,7 @@ def verify(
             shapes = shapes[:1]
         site_checks, shape_checks = comparison.run(shapes)
         notes = [
-            f"on {', '.join(p.removesuffix('ExecutionProvider') for p in providers)}",
+            f"on {', '.join(name.removesuffix('ExecutionProvider') for name in provider_names(providers))}",
             "our nodes by our kernels and by their function bodies"
             if comparison.with_library
             else "our nodes by their function bodies alone, for our library is not there",

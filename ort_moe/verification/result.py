@@ -12,6 +12,9 @@ from ort_moe.verification.sample_inputs import Shape
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SCHEMA = 1
+"""Version of the JSON document; any change of its form raises it."""
+
 
 @dataclass(frozen=True)
 class ShapeCheck:
@@ -71,13 +74,9 @@ class Verification(Printable):
         return self.failure is None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values.
-
-        Keys: `passed`, `failure` (null where passed), `reference`, `optimized`, `tolerance`, `notes`, `sites`
-        ([{node, status, rows, near_ties, difference, detail}]), `shapes` ([{batch, tokens, status, difference, redraws,
-        detail}]). A difference is null where it is not finite.
-        """
+        """The document that `ort_moe/json_schemas/verify.json` describes; a difference that is not finite is null."""
         return {
+            "schema": SCHEMA,
             "passed": self.passed,
             "failure": self.failure,
             "reference": self.reference,
@@ -108,27 +107,30 @@ class Verification(Printable):
             ],
         }
 
+    @property
+    def summary(self) -> str:
+        """The outcome in one sentence."""
+        if self.failure is not None:
+            return f"verification FAILED: {self.failure}"
+        shapes = [check for check in self.shapes if check.status == "passed"]
+        difference = max(check.difference for check in shapes)
+        sites = [check for check in self.sites if check.status == "passed"]
+        routers = f"{len(sites)} of {len(self.sites)} routers" if len(sites) < len(self.sites) else "each router"
+        routed = f"{routers} on the original's own values, " if self.sites else ""
+        return (
+            f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
+            f"within {difference:.1e} of the largest magnitude (allowed {self.tolerance:.0e})"
+        )
+
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         parts: list[RenderableType] = [Text(f"verified against {self.reference}: {'; '.join(self.notes)}")]
         if self.sites:
-            listing = table(
-                "router", "", "rows", "near ties", "difference", "", numbers=("rows", "near ties", "difference")
-            )
-            for site in self.sites:
-                difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
-                listing.add_row(
-                    site.node, site.status, str(site.rows), str(site.near_ties), difference, Text(site.detail)
-                )
-            parts.append(listing)
+            parts.append(self._sites_table())
         if self.shapes:
-            listing = table("end to end", "", "difference", "drawn again", "", numbers=("difference", "drawn again"))
-            for shape in self.shapes:
-                difference = "" if shape.status == "skipped" else f"{shape.difference:.1e}"
-                listing.add_row(str(shape.shape), shape.status, difference, str(shape.redraws), Text(shape.detail))
-            parts.append(listing)
+            parts.append(self._shapes_table())
             parts.append(
                 Text(f"differences are relative to the largest magnitude; allowed end to end: {self.tolerance:.0e}")
             )
@@ -137,6 +139,28 @@ class Verification(Printable):
             Text("PASSED", style="bold green") if failure is None else Text(f"FAILED: {failure}", style="bold red")
         )
         return Group(*parts)
+
+    def _sites_table(self) -> RenderableType:
+        from rich.text import Text
+
+        numbers = ("rows", "near ties", "difference")
+        listing = table("router", "", *numbers, "", numbers=numbers, prose=("",))
+        for site in self.sites:
+            difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
+            listing.add_row(
+                Text(site.node), site.status, str(site.rows), str(site.near_ties), difference, Text(site.detail)
+            )
+        return listing
+
+    def _shapes_table(self) -> RenderableType:
+        from rich.text import Text
+
+        numbers = ("difference", "drawn again")
+        listing = table("end to end", "", *numbers, "", numbers=numbers, prose=("",))
+        for shape in self.shapes:
+            difference = "" if shape.status == "skipped" else f"{shape.difference:.1e}"
+            listing.add_row(str(shape.shape), shape.status, difference, str(shape.redraws), Text(shape.detail))
+        return listing
 
 
 def _finite(number: float) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.environment import require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.model_io import load_model
+from ort_moe.session import CUDA, Provider
 from ort_moe.verification.sample_inputs import Feeds
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ Run = Callable[[Feeds], dict[str, Any]]
 """Runs a session: NumPy array by output name, for NumPy array by input name."""
 
 CPU = ("CPUExecutionProvider",)
+
+_EXACT: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
+"""Options of execution providers, without which they round float32 to fewer bits in matrix products."""
 
 
 class RunnableModel:
@@ -39,13 +43,13 @@ class RunnableModel:
         widened: Whether bfloat16 was replaced by float32, because the CPU provider cannot run it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], providers: Sequence[str] = CPU) -> None:
+    def __init__(self, path: str | os.PathLike[str], providers: Sequence[Provider] = CPU) -> None:
         self.path = Path(os.path.abspath(path))
         self.model = load_model(self.path)
         self._providers = list(providers)
         self._file = self.path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self.widened = tuple(providers) == CPU and _has_bfloat16(self.model)
+        self.widened = provider_names(providers) == CPU and _has_bfloat16(self.model)
         if self.widened:
             self._scratch = tempfile.TemporaryDirectory(prefix="ort-moe-")
             self._file = Path(self._scratch.name) / "widened.onnx"
@@ -88,15 +92,19 @@ def open_session(
     what: str,
     *,
     with_library: bool,
-    providers: Sequence[str] = CPU,
+    providers: Sequence[Provider] = CPU,
     data_folder: Path | None = None,
 ) -> Run:
     """Opens a session on a model in memory whose external data lies in `data_folder`.
 
+    TF32 is off on CUDA, unless its options say otherwise.
+
     Raises:
+        EnvironmentUnfitError: ONNX Runtime would run it elsewhere than on these execution providers.
         ModelError: ONNX Runtime cannot load `what`; or, from the function returned, run it.
     """
     onnxruntime = require_onnxruntime()
+    _require(providers, onnxruntime.get_available_providers(), "this ONNX Runtime has no {}, only {}")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if data_folder is not None:
@@ -106,9 +114,10 @@ def open_session(
 
         register(options)
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=list(providers))
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=_exact(providers))
     except Exception as error:  # ORT raises a class of its own for each status code
         raise ModelError(f"ONNX Runtime cannot load {what}: {runtime_message(error)}") from error
+    _require(providers, session.get_providers(), "{} did not start, only {}: 'ort-moe doctor' says what is missing")
     names = [output.name for output in session.get_outputs()]
 
     def run(feeds: Feeds) -> dict[str, Any]:
@@ -118,6 +127,22 @@ def open_session(
             raise ModelError(f"ONNX Runtime cannot run {what}: {runtime_message(error)}") from error
 
     return run
+
+
+def provider_names(providers: Sequence[Provider]) -> tuple[str, ...]:
+    """The providers without their options."""
+    return tuple(provider if isinstance(provider, str) else provider[0] for provider in providers)
+
+
+def _exact(providers: Sequence[Provider]) -> list[Provider]:
+    pairs = [(provider, {}) if isinstance(provider, str) else provider for provider in providers]
+    return [(name, {**_EXACT.get(name, {}), **options}) for name, options in pairs]
+
+
+def _require(providers: Sequence[Provider], there: Sequence[str], sentence: str) -> None:
+    for name in provider_names(providers):
+        if name not in there:
+            raise EnvironmentUnfitError(sentence.format(name, ", ".join(there)))
 
 
 def library_is_there() -> bool:

@@ -32,7 +32,7 @@ def test_fit_here() -> None:
 def test_document() -> None:
     document = diagnose().to_dict()
     assert json.loads(json.dumps(document)) == document
-    assert set(document) == {"fit", "examinations"}
+    assert set(document) == {"schema", "fit", "examinations"}
     assert set(document["examinations"][0]) == {"subject", "status", "finding"}
 
 

@@ -36,9 +36,6 @@ def test_fixture(name: str) -> None:
     assert f"{fixture.layers} MoE layer" in text
     document = inspection.to_dict()
     assert json.loads(json.dumps(document)) is not None
-    assert set(document) == {
-        *("model", "weight_bytes", "expert_bytes_per_token", "operators", "layers", "cuda_graph_blockers"),
-    }
 
 
 def test_router_that_is_not_recognised(tmp_path: Path) -> None:
@@ -104,5 +101,5 @@ def test_changes(tmp_path: Path) -> None:
     assert (before.kind, after.kind) == ("router", "fused router")
     assert (before.router, before.weights) == (after.router, after.weights)
     assert "router: 16 experts; softmax, top 2" in " ".join(str(changes).split())
-    assert set(changes.to_dict()) == {"before", "after", "operators", "layers"}
+    assert changes.to_dict()["layers"] == [0]
     assert "the same nodes" in str(Changes(inspect(path), inspect(path)))

@@ -202,11 +202,14 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
 
 
 def test_report_prints_operators_and_passes(source: Path) -> None:
-    text = str(optimize(source, source.with_name("out.onnx")))
-    assert "1 router fused whole, 0 partly" in text
-    assert "ort_moe::FusedRouter" in text
-    assert "all, idle ones too" in text
+    report = optimize(source, source.with_name("out.onnx"))
+    text = str(report)
+    assert "1 router fused whole" in text
+    assert "ort_moe::FusedRouter +1" in text
     assert text.splitlines()[-1].startswith("written: ")
+    in_full = str(report.in_full)
+    assert "all, idle ones too" in in_full
+    assert in_full.splitlines()[-1].startswith("written: ")
 
 
 def test_weights_are_not_read(tmp_path: Path) -> None:

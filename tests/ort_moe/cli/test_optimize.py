@@ -22,10 +22,27 @@ def test_done(ort_moe: Command, source: Path) -> None:
     output = source.with_name("out.onnx")
     outcome = ort_moe("optimize", source, "-o", output)
     assert outcome.code == ExitCode.DONE
-    assert "1 router fused whole, 0 partly" in " ".join(outcome.out.split())
-    assert "PASSED" in outcome.out
+    lines = outcome.out.splitlines()
+    assert lines[0].endswith("model.onnx: 1 router fused whole")
+    assert lines[1] == "  fused whole: 16 experts; softmax, top 2 (choice)"
+    assert lines[-1] == f"written: {output}"
+    assert any(line.startswith("verified: ") for line in lines)
+    assert len(lines) <= 6
     assert outcome.err == ""
     assert output.exists()
+
+
+def test_explain(ort_moe: Command, source: Path) -> None:
+    outcome = ort_moe("optimize", source, "-o", source.with_name("out.onnx"), "--explain")
+    assert outcome.code == ExitCode.DONE
+    for expected in ("by the rules: softmax", "all nodes", "all, idle ones too", "near ties", "PASSED"):
+        assert expected in outcome.out
+
+
+def test_what_was_not_fused_is_told(ort_moe: Command, classifier: Path) -> None:
+    outcome = ort_moe("optimize", classifier, "--dry-run")
+    assert "  left as it is: OM001 topk-not-a-router (choice)\n" in outcome.out
+    assert f"`ort-moe explain {classifier}` tells why" in outcome.out
 
 
 def test_report(ort_moe: Command, source: Path) -> None:

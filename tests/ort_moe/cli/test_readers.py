@@ -42,7 +42,7 @@ def test_explain(ort_moe: Command, source: Path, classifier: Path) -> None:
     outcome = ort_moe("explain", classifier)
     assert outcome.code == ExitCode.DONE
     assert "OM001 topk-not-a-router" in outcome.out
-    assert "way out: Nothing to do" in outcome.out
+    assert "what to do: Nothing" in outcome.out
     document = json.loads(ort_moe("explain", classifier, "--json").out)
     assert document["sites"][0]["findings"][0]["code"] == "OM001"
 

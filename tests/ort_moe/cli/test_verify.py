@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnxruntime
+import pytest
+
 from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.tiny_models import fused, save
@@ -33,3 +36,11 @@ def test_without_a_runtime(ort_moe: Command, source: Path, no_onnxruntime: None)
     outcome = ort_moe("verify", source, source)
     assert outcome.code == ExitCode.ENVIRONMENT_UNFIT
     assert "no ONNX Runtime is installed" in outcome.err
+
+
+def test_on_a_provider_that_is_not_there(ort_moe: Command, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    outcome = ort_moe("verify", source, source, "--provider", "cuda")
+    assert outcome.code == ExitCode.ENVIRONMENT_UNFIT
+    assert "this ONNX Runtime has no CUDAExecutionProvider" in outcome.err
+    assert ort_moe("verify", source, source, "--provider", "tpu").code == ExitCode.USAGE

@@ -260,5 +260,4 @@ def test_without_the_library_function_bodies_are_verified(tmp_path: Path, monkey
 def test_document_is_json(tmp_path: Path) -> None:
     document = _verify(tmp_path, "choice").to_dict()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert set(document) == {"passed", "failure", "reference", "optimized", "tolerance", "notes", "sites", "shapes"}
     assert document["passed"] is False
