@@ -67,6 +67,7 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     if _lacks_types(model.graph):
         modified = sink_integers(model.graph) or modified
         complaint = infer_shapes(model)
+    modified = spell_casts(model.graph) or modified
     return clean_up(model) or modified, complaint
 
 
@@ -139,6 +140,19 @@ def sink_integers(graph: ir.Graph) -> bool:
                 node.replace_input_with(position, copies[value])
                 sunk = True
     return sunk
+
+
+def spell_casts(graph: ir.Graph) -> bool:
+    """CastLike(x, y) -> Cast(x), where the type of y is known."""
+    spelt = False
+    for node in graph.all_nodes():
+        like = node.inputs[1] if is_op(node, "CastLike") else None
+        if like is not None and like.dtype is not None:
+            node.op_type = "Cast"
+            node.resize_inputs(1)
+            node.attributes.add(ir.AttrInt64("to", like.dtype))
+            spelt = True
+    return spelt
 
 
 def fold_shapes(graph: ir.Graph, opset: int) -> bool:

@@ -94,3 +94,17 @@ def test_shape_arithmetic_is_folded() -> None:
     (shape,) = model.graph.initializers.values()
     assert shape.const_value is not None
     assert shape.const_value.numpy().tolist() == [1, 4, 2]
+
+
+def test_casts_by_example_are_spelt_as_casts() -> None:
+    model = parse(
+        """g (float16[T, 4] x) => (float16[T, 4] y) {
+            one = Constant <value_float = 2.0> ()
+            like = CastLike (one, x)
+            y = Div (x, like)
+        }"""
+    )
+    assert canonicalize(model) == (True, None)
+    cast = model.graph[0]
+    assert (cast.op_type, len(cast.inputs), cast.outputs[0].dtype) == ("Cast", 1, ir.DataType.FLOAT16)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
