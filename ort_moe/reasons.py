@@ -38,14 +38,14 @@ _ALL = (
     Reason(
         "OM001",
         "topk-not-a-router",
-        "The indices of this TopK do not select experts.",
+        "The indices of this TopK or ArgMax do not select experts.",
         "Nothing: sampling, classification and look-ups keep their TopK. Should it route to experts after all, "
         f"{_REPORT}.",
     ),
     Reason(
         "OM002",
         "topk-in-subgraph",
-        "This TopK is in a function that cannot be inlined, and functions are not rewritten.",
+        "This choice is in a function that cannot be inlined, and functions are not rewritten.",
         "Give the functions and the model one version of each operator set, or export without functions.",
     ),
     Reason(
@@ -57,7 +57,7 @@ _ALL = (
     Reason(
         "OM004",
         "topk-form",
-        "The TopK of this router has a form that FusedRouter does not cover.",
+        "This router makes its choice in a form that FusedRouter does not cover.",
         "Export the router with a TopK of the largest logits over the last axis and a constant k.",
     ),
     Reason(
@@ -82,7 +82,7 @@ _ALL = (
     Reason(
         "OM008",
         "rule-left-out",
-        "The rule that makes a FusedRouter of this TopK was switched off.",
+        "The rule that makes a FusedRouter of this choice was switched off.",
         "Run again without --skip and --rules.",
     ),
     Reason(

@@ -133,7 +133,7 @@ class Report(Printable):
         for (status, fate), nodes in groups.items():
             where = nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
             parts.append(paragraph(f"{STATUS_WORDS[status]}: {fate} ({where})", indent=2, style=STATUS_STYLES[status]))
-        if any(site.findings for site in self.sites):
+        if any(finding.reason.slug != "topk-not-a-router" for site in self.sites for finding in site.findings):
             parts.append(paragraph(f"`ort-moe explain {self.source}` tells why, and what to do about it", indent=2))
         return parts
 

@@ -17,11 +17,11 @@ def phrase(attributes: Mapping[str, AttributeValue], inputs: Collection[str] = (
         inputs: Names, as in the op table, of the inputs that it has.
     """
     score, after = attributes["score"], attributes["score_after_topk"]
-    ranked = "logits" if after or score == "none" else str(score).replace("_", " ")
+    ranked = "input" if after or score == "none" else str(score).replace("_", " ")
     if "selection_bias" in inputs:
         ranked += " + bias"
     steps = [f"softcap {attributes['softcap']:g}"] if attributes["softcap"] else []
-    steps += [] if ranked == "logits" else [ranked]
+    steps += [] if ranked == "input" else [ranked]
     choice = f"top {attributes['k']}"
     if _has_groups(attributes):
         choice += f" in the best {attributes['topk_groups']} of {attributes['num_groups']} groups"

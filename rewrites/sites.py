@@ -161,7 +161,9 @@ def _left_over(
     before = producer(through(router.logits, _MOVES), *_BEFORE)
     if before is not None and not _is_linear_bias(before):
         told = [*seeding.told(node), *_told(model, node, rules)]
-        yield _finding("left-over-before", before, told, f"{label(before)} stands before the choice", ())
+        further = [label(node) for node in _arithmetic_before(before)]
+        detail = f"{label(before)} stands before the choice" + (f", behind {', '.join(further)}" if further else "")
+        yield _finding("left-over-before", before, told, detail, ())
     users = [user for value in _cast_copies(weights) for user in consumers(value)]
     arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
     if arithmetic:
@@ -174,6 +176,19 @@ def _left_over(
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
                 detail = f"{label(user)} gathers values of the chosen experts"
                 yield _finding("left-over-after", user, _told(model, user, rules), detail, ())
+
+
+def _arithmetic_before(node: ir.Node, most: int = 5) -> list[ir.Node]:
+    """The router arithmetic in front of this node, nearest first, along the first operand that is computed."""
+    found: list[ir.Node] = []
+    while len(found) < most:
+        operands = [value for value in node.inputs if value is not None and constant(value) is None]
+        before = producer(through(operands[0], _MOVES), *_BEFORE) if operands else None
+        if before is None or _is_linear_bias(before):
+            break
+        found.append(before)
+        node = before
+    return found
 
 
 def _finding(slug: str, node: ir.Node, told: list[Told], detail: str, others: tuple[str, ...]) -> Finding:

@@ -125,6 +125,13 @@ def test_every_finding_tells_what_to_do(slug: str) -> None:
             id="a softmax over the tokens",
         ),
         pytest.param(
+            "mean = ReduceMean <keepdims = 1> (x, last)\n c = Div (logits, mean)\n s = Exp (c)\n q = Sqrt (s)\n"
+            "raw, ids = TopK (q, k)\n t = ReduceSum (raw, last)\n weights = Div (raw, t)",
+            "",
+            ["OM006 left-over-before", "Sqrt 'sqrt_q' stands before the choice, behind Exp 'exp_s', Div 'div_c'"],
+            id="several steps before the choice",
+        ),
+        pytest.param(
             "s = Softmax (logits)\n weights, ids = TopK <largest = 0> (s, k)",
             "",
             ["OM004 topk-form", "TopK 'topk_weights': it takes the smallest"],

@@ -51,7 +51,7 @@ GROUPS = {"num_groups": 4, "topk_groups": 2, "group_fill": -math.inf}
         (
             {"score": "none"},
             ("selection_bias",),
-            "logits + bias, top 2",
+            "input + bias, top 2",
             "a bias per expert for the choice alone, the best 2 of 8 experts",
         ),
         (
