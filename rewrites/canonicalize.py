@@ -33,6 +33,9 @@ _SHAPED_LIKE_INPUT = {
 }  # fmt: skip
 """Operators of ONNX Runtime alone whose first output has the type and shape of their first input."""
 
+_FOLLOWS_SHAPES = 15
+"""Oldest standard operator set whose inference follows what Shape returns; otherwise 13 and 14 are inferred alike."""
+
 _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
 
@@ -213,12 +216,16 @@ def infer_shapes(model: ir.Model) -> str | None:
 
     unknown = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) in _SHAPED_LIKE_INPUT]
     originals = [(node.domain, node.op_type) for node in unknown]
+    imports = model.graph.opset_imports
+    opset = imports[""]
     _INFERENCE_LOGGER.addFilter(keep)
     try:
+        imports[""] = max(opset, _FOLLOWS_SHAPES)
         for node in unknown:
             node.domain, node.op_type = "", "Identity"
         common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     finally:
+        imports[""] = opset
         for node, (domain, op_type) in zip(unknown, originals, strict=True):
             node.domain, node.op_type = domain, op_type
         _INFERENCE_LOGGER.removeFilter(keep)

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from ort_moe.errors import ModelError
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import EXPERTS_TEXT, STANDARD_CONSTANTS, assert_same, block, run
+from tests.rewrites.blocks import EXPERTS, EXPERTS_TEXT, STANDARD_CONSTANTS, assert_same, block, run
 
 SOFTMAX = "scores = Softmax <axis = -1> (logits)\n weights, ids = TopK (scores, k)"
 
@@ -140,11 +140,62 @@ def test_refuses_an_old_operator_set(opset: int) -> None:
         rewrite(model)
 
 
-@pytest.mark.parametrize("opset", [13, 18, 20])
-def test_operator_sets(opset: int) -> None:
-    original, model = block(SOFTMAX, opset=opset), block(SOFTMAX, opset=opset)
+GROUPS = """
+    scores = Sigmoid (logits)
+    keys = Add (scores, bias)
+    grouped = Reshape (keys, by_group)
+    best, unused_1 = TopK (grouped, two)
+    group_scores = ReduceSum <keepdims = 0> (best, minus1)
+    unused_2, kept = TopK <sorted = 0> (group_scores, two)
+    full = Shape (group_scores)
+    none = ConstantOfShape <value = float[1] {0}> (full)
+    few = Shape (kept)
+    ones = ConstantOfShape <value = float[1] {1}> (few)
+    groups = ScatterElements <axis = 1> (none, kept, ones)
+    bits = Unsqueeze (groups, minus1)
+    repeated = Expand (bits, spread)
+    mask = Reshape (repeated, flat)
+    keep = Cast <to = 9> (mask)
+    masked = Where (keep, keys, minus_infinity)
+    unused_3, ids = TopK (masked, k)
+    raw = GatherElements <axis = 1> (scores, ids)
+    total = ReduceSum <keepdims = 1> (raw, minus1)
+    shares = Div (raw, total)
+    weights = Mul (shares, scale)"""
+
+GROUP_CONSTANTS = {
+    "bias": np.linspace(0, 0.5, EXPERTS, dtype=np.float32),
+    "by_group": np.array([-1, 4, EXPERTS // 4]),
+    "spread": np.array([1, 1, EXPERTS // 4]),
+    "flat": np.array([-1, EXPERTS]),
+    "minus_infinity": -np.inf,
+    "scale": 2.5,
+}
+
+
+@pytest.mark.parametrize("opset", [*range(13, 27)])
+@pytest.mark.parametrize(("router", "score"), [(SOFTMAX, "softmax"), (GROUPS, "sigmoid")], ids=["softmax", "groups"])
+def test_operator_sets(router: str, score: str, opset: int) -> None:
+    original, model = (block(router, GROUP_CONSTANTS, opset=opset) for _ in range(2))
+    site = rewrite(model).sites[-1]
+    assert (site.status, site.attributes and site.attributes["score"]) == ("whole", score)
+    assert_same(original, model)
+
+
+def test_shapes_by_shape_in_the_oldest_operator_set() -> None:
+    """ONNX follows the numbers that Shape returns from operator set 15 on."""
+    router = """
+        shape = Shape (x)
+        last = Gather (shape, one)
+        shape_of_rows = Concat <axis = 0> (minus1, last)
+        tokens = Reshape (x, shape_of_rows)
+        again = MatMul (tokens, gate)
+        scores = Sigmoid (again)
+        weights, ids = TopK <axis = 1> (scores, k)"""
+    original, model = block(router, opset=13), block(router, opset=13)
     (site,) = rewrite(model).sites
-    assert site.status == "whole"
+    assert (site.status, site.absorbed) == ("whole", ("sigmoid",))
+    assert model.graph.opset_imports[""] == 13
     assert_same(original, model)
 
 
