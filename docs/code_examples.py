@@ -184,5 +184,40 @@ moe (float[T, 4] x) => (float[T, 4] y, float[T, 2] best)
     y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
 }""",
     ),
+    "argmax-form": Example(
+        "The ArgMax takes the last of equal scores, a FusedRouter the first.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    ids = ArgMax <axis = -1, select_last_index = 1> (probabilities)
+    weights = GatherElements <axis = -1> (probabilities, ids)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "shared-normaliser": Example(
+        "The gate's last column is a shared expert's, whose score is in the sum that divides all.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y, float[T, 1] shared)
+<float[4, 9] gate, float[8, 4, 4] experts, int64[1] k = {2},
+ int64[1] zero = {0}, int64[1] routed = {8}, int64[1] all = {9}, int64[1] last = {-1}, int64[1] end = {3}>
+{
+    logits = MatMul (x, gate)
+    scores = Sigmoid (logits)
+    of_routed = Slice (scores, zero, routed, last)
+    of_shared = Slice (scores, routed, all, last)
+    best, ids = TopK (of_routed, k)
+    both = Concat <axis = -1> (best, of_shared)
+    total = ReduceSum (both, last)
+    shares = Div (both, total)
+    weights = Slice (shares, zero, k, last)
+    shared = Slice (shares, k, end, last)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
 }
 """By the slug of the reason."""

@@ -97,6 +97,18 @@ _ALL = (
         "Another node, or an output of the model, reads a value that a fused router no longer computes.",
         "Export without what reads it, for example without router probabilities as outputs.",
     ),
+    Reason(
+        "OM011",
+        "argmax-form",
+        "This ArgMax selects an expert in a way that FusedRouter does not cover.",
+        "Export the router with a TopK of its scores.",
+    ),
+    Reason(
+        "OM012",
+        "shared-normaliser",
+        "The chosen weights are normalised together with others, such as those of shared experts.",
+        "Nothing: FusedRouter normalises the chosen alone, so this step stays outside.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.slug: reason for reason in _ALL}

@@ -24,21 +24,36 @@ from ort_moe.rewrites.growth import (
     SCORE_AFTER_TOPK_RULES,
     SCORE_RULES,
     SOFTCAP_RULES,
+    VIEW_RULES,
 )
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import RefusalLog, RouterRule, RuleInfo
-from ort_moe.rewrites.seeds import GROUP_MASK_RULES, PLAIN_TOPK_RULES
+from ort_moe.rewrites.seeds import (
+    ARGMAX_RULES,
+    GROUP_MASK_RULES,
+    MAX_RULES,
+    PLAIN_TOPK_RULES,
+    SORT_RULES,
+    SPARSE_MIXER_RULES,
+)
 
-_SEEDS = {"seed group masks": GROUP_MASK_RULES, "seed routers": PLAIN_TOPK_RULES}
+_SEEDS = {
+    "shorten sorts": SORT_RULES,
+    "seed group masks": GROUP_MASK_RULES,
+    "seed sparse mixers": SPARSE_MIXER_RULES,
+    "seed routers": (*PLAIN_TOPK_RULES, *ARGMAX_RULES),
+    "seed maxima": MAX_RULES,
+}
 _AFTER_CHOICE = {
+    "views": VIEW_RULES,
     "gather": GATHER_RULES,
     "sink casts": CAST_RULES,
     "after the choice": (*SCATTER_RULES, *NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES),
 }
 _BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES)}
 
-SEEDED = frozenset(rule.root for rules in _SEEDS.values() for rule in rules)
-"""Types of the nodes that a seed may end in: without any, and without a FusedRouter, there is nothing to rewrite."""
+SEEDED = frozenset(rule.anchor or rule.root for rules in _SEEDS.values() for rule in rules)
+"""Types of the nodes that a seed is about: without any, and without a FusedRouter, there is nothing to rewrite."""
 
 _MOST_ROUNDS = 50
 """Rounds to the fixed point before giving up; a router needs 3 to 6, and every rule removes a node."""

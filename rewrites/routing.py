@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import onnx_ir as ir
 
+from ort_moe.rewrites.choice import chosen_count, chosen_indices, ranked_axis
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import (
     FLOATS,
@@ -45,7 +46,7 @@ _LOOK_AHEAD = 64
 
 
 def router_width(topk: ir.Node) -> int:
-    """The number of experts among which this TopK chooses.
+    """The number of experts among which this TopK, or ArgMax, chooses.
 
     Raises:
         Refusal: It is no router, or not one over the last axis that can be fused, and why.
@@ -59,14 +60,16 @@ def router_width(topk: ir.Node) -> int:
         _refuse(topk, "expert-count-unknown", f"the last axis of its input '{scores.name}' has no fixed length")
     if not _routes(topk, experts):
         _refuse(topk, "topk-not-a-router", f"its indices do not select among {experts} expert weight matrices")
-    if not is_last_axis(integer(topk, "axis", -1), scores):
-        _refuse(topk, "topk-form", f"axis {integer(topk, 'axis', -1)} is not the last one")
+    if not is_last_axis(ranked_axis(topk), scores):
+        _refuse(topk, "topk-form", f"axis {ranked_axis(topk)} is not the last one")
     if integer(topk, "largest", 1) != 1:
         _refuse(topk, "topk-form", "it takes the smallest")
+    if integer(topk, "select_last_index", 0) != 0:
+        _refuse(topk, "topk-form", "of equal scores it takes the last")
     if scores.dtype not in FLOATS:
         _refuse(topk, "topk-form", f"its input is {scores.dtype}, expected float32, float16 or bfloat16")
-    chosen = integers(k)
-    if chosen is None or len(chosen) != 1 or not 1 <= chosen[0] <= experts:
+    chosen = chosen_count(topk)
+    if chosen is None or not 1 <= chosen <= experts:
         _refuse(topk, "topk-form", f"k is not a constant from 1 to {experts}: {_told(k)}")
     return experts
 
@@ -88,7 +91,7 @@ def _told(k: ir.Value | None) -> str:
 def _routes(topk: ir.Node, experts: int) -> bool:
     weak = False
     compared: set[int] = set()
-    for node, position in _readers_of_indices(topk.outputs[1]):
+    for node, position in _readers_of_indices(chosen_indices(topk)):
         if is_op(node, "Gather", "GatherND") and position == 1:
             if _gathers_experts(node, experts):
                 return True

@@ -74,6 +74,8 @@ class RouterRule(RewriteRuleClassBase, abc.ABC):
     """Name in the table of rules; several rules may share one."""
     root: str
     """Type of the node that ends the pattern: the engine offers no other."""
+    anchor: ClassVar[str] = ""
+    """Type of a node without which the pattern never matches, where the root's type is a common one."""
     commutes: ClassVar[bool] = False
     """Whether the pattern is tried with the operands of commutative ops swapped, too."""
 
@@ -171,3 +173,14 @@ def require_only_consumers(value: ir.Value, *allowed: ir.Node) -> None:
     if readers:
         sentence = f"'{value.name}' is also read by {', '.join(map(_reader, readers))}"
         raise Refusal(sentence, readers=readers)
+
+
+def stand_in(op: Any, value: ir.Value, old: ir.Value) -> ir.Value:
+    """What a rule returns to let a value that is there stand in for another, whose name it takes.
+
+    The Identity goes with the next clean-up, and the name would go with it.
+    """
+    if not old.is_graph_output() and not value.is_graph_output():
+        value.name, old.name = old.name, None
+    same: ir.Value = op.Identity(value)
+    return same

@@ -15,13 +15,26 @@ from onnxscript.rewriter import RewriteRule
 
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
+from ort_moe.rewrites.choice import follows_choice
 from ort_moe.rewrites.inlining import obstacle
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.unseed import will_be_put_back
-from ort_moe.rewrites.values import RESHAPING, constant, consumers, filling, integers, is_op, label, producer, through
+from ort_moe.rewrites.values import (
+    RESHAPING,
+    constant,
+    consumers,
+    filling,
+    integer,
+    integers,
+    is_last_axis,
+    is_op,
+    label,
+    producer,
+    through,
+)
 
 Status = Literal["whole", "partly", "left"]
 
@@ -33,7 +46,10 @@ _AFTER = (
     "ReduceSum", "ReduceL1", "ReduceMax", "Div", "Sub", "Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Sqrt", "Exp",
     "Clip", "Min", "Max", "Pow", "Where", "Add", "Mul", "ScatterElements",
 )  # fmt: skip
+_NORMALISERS = ("ReduceSum", "ReduceL1", "ReduceLogSumExp", "Softmax", "LogSoftmax")
 _MOVES = RESHAPING | {"Cast", "Transpose"}
+_MOST_STEPS = 16
+"""Values looked at behind the weights for a sum of them and others."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,8 @@ def collect_sites(
             sites.append(_router_site(model, node, rules, seeding))
         elif is_op(node, "TopK"):
             sites.append(_topk_site(node))
+        elif is_op(node, "ArgMax") and (argmax := _argmax_site(node, seeding)) is not None:
+            sites.append(argmax)
     sites.extend(_in_functions(model))
     return tuple(sites)
 
@@ -149,6 +167,27 @@ def _topk_site(node: ir.Node) -> Site:
     return Site(name, _graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
 
 
+def _argmax_site(node: ir.Node, seeding: RefusalLog) -> Site | None:
+    """The site of an ArgMax that selects an expert, the first where there are several in a row."""
+    name = node.name or ""
+    try:
+        experts = router_width(node)
+    except Refusal as refusal:
+        if refusal.reason in ("topk-not-a-router", "expert-count-unknown"):
+            return None
+        experts, told = None, [str(refusal)]
+    else:
+        if follows_choice(node):
+            return None
+        refusals = [*seeding.told(node), *(each for user in node.outputs[0].consumers() for each in seeding.told(user))]
+        told = list(dict.fromkeys(each.sentence for each in refusals))
+    if told:
+        finding = Finding(REASONS["argmax-form"], name, f"{label(node)}: {'; '.join(told)}")
+    else:
+        finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
+    return Site(name, _graph_name(node), "left", experts, 1, findings=(finding,), surroundings=surroundings(node))
+
+
 def _graph_name(node: ir.Node) -> str:
     return "" if node.graph is None else node.graph.name or ""
 
@@ -158,8 +197,8 @@ def _left_over(
 ) -> Iterator[Finding]:
     """Router arithmetic that still stands before or behind the node."""
     node, weights, indices = router.node, router.weights, router.indices
-    before = producer(through(router.logits, _MOVES), *_BEFORE)
-    if before is not None and not _is_linear_bias(before):
+    before = producer(through(router.logits, _MOVES | {"Slice"}), *_BEFORE)
+    if before is not None and not _is_linear_step(before):
         told = [*seeding.told(node), *_told(model, node, rules)]
         further = [label(node) for node in _arithmetic_before(before)]
         detail = f"{label(before)} stands before the choice" + (f", behind {', '.join(further)}" if further else "")
@@ -171,11 +210,32 @@ def _left_over(
         told = [each for user in arithmetic for each in _told(model, user, rules)]
         detail = f"{label(arithmetic[0])} still works on the weights"
         yield _finding("left-over-after", arithmetic[0], told, detail, others)
+    for copy in _cast_copies(weights):
+        yield from _shared_normaliser(copy)
     for value in _cast_copies(indices):
         for user in consumers(value):
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
+                yield from _shared_normaliser(user.outputs[0])
                 detail = f"{label(user)} gathers values of the chosen experts"
                 yield _finding("left-over-after", user, _told(model, user, rules), detail, ())
+
+
+def _shared_normaliser(weights: ir.Value) -> Iterator[Finding]:
+    """Where the weights are joined with others and then divided by the sum of all."""
+    for concat in consumers(weights):
+        if not is_op(concat, "Concat") or not is_last_axis(integer(concat, "axis", 0), concat.outputs[0]):
+            continue
+        queue = [concat.outputs[0]]
+        for value in queue:
+            if len(queue) > _MOST_STEPS:
+                break
+            users = list(consumers(value))
+            total = next((user for user in users if is_op(user, *_NORMALISERS)), None)
+            if total is not None:
+                detail = f"{label(concat)} joins the weights with others, and {label(total)} is over all of them"
+                yield Finding(REASONS["shared-normaliser"], concat.name or "", detail)
+                return
+            queue.extend(user.outputs[0] for user in users if is_op(user, "Cast", *_BEFORE))
 
 
 def _arithmetic_before(node: ir.Node, most: int = 5) -> list[ir.Node]:
@@ -184,7 +244,7 @@ def _arithmetic_before(node: ir.Node, most: int = 5) -> list[ir.Node]:
     while len(found) < most:
         operands = [value for value in node.inputs if value is not None and constant(value) is None]
         before = producer(through(operands[0], _MOVES), *_BEFORE) if operands else None
-        if before is None or _is_linear_bias(before):
+        if before is None or _is_linear_step(before):
             break
         found.append(before)
         node = before
@@ -204,17 +264,25 @@ def _finding(slug: str, node: ir.Node, told: list[Told], detail: str, others: tu
 
 
 def _cast_copies(value: ir.Value) -> list[ir.Value]:
-    """The value and what it is cast to."""
-    return [value, *(user.outputs[0] for user in consumers(value) if is_op(user, "Cast"))]
+    """The value, what it is cast to, and parts of these."""
+    copies = [value]
+    for copy in copies:
+        copies.extend(user.outputs[0] for user in consumers(copy) if is_op(user, "Cast", "Slice"))
+    return copies
 
 
-def _is_linear_bias(node: ir.Node) -> bool:
-    """Whether it adds a constant to what a matrix product made: part of the linear layer before the router."""
-    if not is_op(node, "Add"):
-        return False
-    constants = [constant(value) is not None for value in node.inputs]
-    other = node.inputs[constants.index(True) - 1] if any(constants) else None
-    return other is not None and producer(through(other, _MOVES), "MatMul", "Gemm") is not None
+def _is_linear_step(node: ir.Node) -> bool:
+    """Whether it is part of the linear layer before the router: a constant bias or factor, such as a temperature."""
+    while is_op(node, "Add", "Sub", "Mul", "Div"):
+        constants = [constant(value) is not None for value in node.inputs]
+        if not any(constants) or (node.op_type == "Div" and not constants[1]):
+            return False
+        other = node.inputs[constants.index(True) - 1]
+        before = None if other is None else through(other, _MOVES | {"Slice"}).producer()
+        if before is None or is_op(before, "MatMul", "Gemm"):
+            return before is not None
+        node = before
+    return False
 
 
 def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bool:

@@ -11,6 +11,7 @@ from ort_moe.rewrites.growth.scatter import SCATTER_RULES
 from ort_moe.rewrites.growth.score import SCORE_RULES
 from ort_moe.rewrites.growth.score_after_topk import SCORE_AFTER_TOPK_RULES
 from ort_moe.rewrites.growth.softcap import SOFTCAP_RULES
+from ort_moe.rewrites.growth.views import VIEW_RULES
 
 __all__ = [
     "CAST_RULES",
@@ -21,4 +22,5 @@ __all__ = [
     "SCORE_AFTER_TOPK_RULES",
     "SCORE_RULES",
     "SOFTCAP_RULES",
+    "VIEW_RULES",
 ]

@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
+from ort_moe.rewrites.choice import chosen_count
 from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, build, take_width
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import RouterRule
-from ort_moe.rewrites.values import integers
 
 
 class SeedTopK(RouterRule):
@@ -39,26 +39,33 @@ class SeedTopK(RouterRule):
         return seed(op, topk, x, {})
 
 
-def seed(op: Any, topk: ir.Node, logits: ir.Value, attributes: dict[str, AttributeValue]) -> tuple[ir.Value, ir.Value]:
-    """Build the FusedRouter for a TopK and return what takes the place of its two outputs."""
-    chosen = integers(topk.inputs[1])
-    assert chosen is not None
-    ranked = topk.inputs[0]
+def seed(
+    op: Any, choice: ir.Node, logits: ir.Value, attributes: dict[str, AttributeValue]
+) -> tuple[ir.Value, ir.Value]:
+    """Build the FusedRouter for a TopK or an ArgMax; return what it chose, in the types it had."""
+    k, ranked = chosen_count(choice), choice.inputs[0]
+    assert k is not None
     assert ranked is not None
     take_width(logits, ranked)
-    weights, indices = build(op, logits, None, None, {"k": chosen[0], "score": "none", **attributes})
-    values, ids = topk.outputs
-    weights.shape, indices.shape = values.shape, ids.shape
+    weights, indices = build(op, logits, None, None, {"k": k, "score": "none", **attributes})
+    weights.shape = indices.shape = None if ranked.shape is None else ir.Shape([*ranked.shape[:-1], k])
     node = weights.producer()
     assert node is not None
-    node.name = topk.name
-    node.metadata_props.update(topk.metadata_props)
-    node.metadata_props[TOPK] = topk.name or ""
-    node.metadata_props[TOPK_ATTRIBUTES] = json.dumps({name: a.as_int() for name, a in topk.attributes.items()})
-    node.metadata_props[TOPK_DTYPE] = str(values.dtype)
-    if logits.dtype not in (None, ir.DataType.FLOAT):
-        weights = op.Cast(weights, to=logits.dtype)
-    return weights, op.Cast(indices, to=ir.DataType.INT64)
+    node.name = choice.name
+    node.metadata_props.update(choice.metadata_props)
+    node.metadata_props[TOPK] = choice.name or ""
+    kept = choice.attributes.items() if choice.op_type == "TopK" else ()
+    node.metadata_props[TOPK_ATTRIBUTES] = json.dumps({name: attribute.as_int() for name, attribute in kept})
+    node.metadata_props[TOPK_DTYPE] = str(ranked.dtype)
+    values = weights if logits.dtype in (None, ir.DataType.FLOAT) else _cast(op, weights, logits.dtype)
+    return values, _cast(op, indices, ir.DataType.INT64)
+
+
+def _cast(op: Any, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    cast: ir.Value = op.Cast(value, to=dtype)
+    cast.type = None if dtype is None else ir.TensorType(dtype)
+    cast.shape = value.shape
+    return cast
 
 
 PLAIN_TOPK_RULES = (SeedTopK(),)
