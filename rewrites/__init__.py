@@ -28,6 +28,7 @@ from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
 from ort_moe.rewrites.sites import Finding, Site, collect_sites
+from ort_moe.rewrites.spelling import respell
 from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
 
@@ -88,6 +89,11 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     start = time.perf_counter()
     modified, complaint = canonicalize(model)
     records.append(PassRecord("canonicalise", int(modified), time.perf_counter() - start))
+    start = time.perf_counter()
+    respelt = respell(model)
+    if respelt:
+        clean_up(model)
+    records.append(PassRecord("respell", respelt, time.perf_counter() - start))
     before = fingerprint(model.graph)
 
     engine = Engine(chosen)
@@ -108,7 +114,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
         imports.pop(DOMAIN, None)
 
     findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
-    modified = modified or inlined > 0 or split > 0 or added > 0 or fingerprint(model.graph) != before
+    modified = modified or inlined > 0 or split > 0 or respelt > 0 or added > 0 or fingerprint(model.graph) != before
     return RewriteResult(modified, sites, tuple(records), findings)
 
 

@@ -62,8 +62,10 @@ def test_expanded_divisor(dtype: str) -> None:
 
 
 def test_refuses_an_expansion_to_another_shape() -> None:
-    text = EXPANDED.replace("(limited, shape)", "(limited, ones)")
-    build = partial(block, text, {"least": 0.75, "ones": np.array([1, 1])})
+    # To T rows of one, which changes nothing, and which shape inference does not know.
+    computed = "rows = Shape (logits)\n other = Min (rows, limits)\n divisor"
+    text = EXPANDED.replace("(limited, shape)", "(limited, other)").replace("divisor", computed, 1)
+    build = partial(block, text.replace("rows", "lengths"), {"least": 0.75, "limits": np.array([1000, 1])})
     assert_stays(build, status="partly", sentence="'divisor' has not the shape of the weights")
 
 

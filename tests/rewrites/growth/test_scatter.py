@@ -83,10 +83,10 @@ REFUSALS = {
         {},
     ),
     "expanded twice": (
-        "shape = Shape (logits)\n half = Expand (fill, shape)\n full = Expand (half, scalar_shape)\n"
+        "shape = Shape (logits)\n half = Expand (fill, row_shape)\n full = Expand (half, shape)\n"
         + SCATTER
         + "dense = Sigmoid (hot)",
-        {"scalar_shape": np.array([1])},
+        {"row_shape": np.array([EXPERTS])},
     ),
     "truncated": (
         EXPANDED

@@ -33,7 +33,7 @@ def test_soft_cap_before_a_score_of_the_chosen() -> None:
 @pytest.mark.parametrize(
     ("inner", "cap", "sentence"),
     [
-        ("Div (logits, c)", "d", "the tanh's input is scaled by 4.0, not by the cap"),
+        ("Div (logits, c)", "d", "the tanh's input is scaled by 0.25, not by the cap"),
         ("Identity (logits)", "c", "the tanh's input is not divided by a constant"),
         ("Div (logits, minus)", "minus", "is not one positive constant"),
     ],
