@@ -118,7 +118,7 @@ def finding_parts(finding: Finding) -> list[RenderableType]:
     """A finding for the user: what it is, where, who else is concerned, and what to do."""
     where = f"{finding.node}: " if finding.node and finding.node not in finding.detail else ""
     lines = [where + finding.detail]
-    if finding.consumers:
+    if any(name not in finding.detail for name in finding.consumers):
         lines.append(f"also read by: {_shortened(finding.consumers)}")
     lines.append(f"what to do: {finding.remedy}")
     return [

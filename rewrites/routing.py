@@ -57,25 +57,45 @@ def router_width(topk: ir.Node) -> int:
     if scores.dtype is not None and not scores.dtype.is_floating_point():
         _refuse(topk, "topk-not-a-router", f"it ranks {scores.dtype}, as a sort of indices does")
     if experts is None:
-        _refuse(topk, "expert-count-unknown", f"the last axis of its input '{scores.name}' has no fixed length")
+        _refuse(
+            topk,
+            "expert-count-unknown",
+            f"the last axis of its input '{scores.name}' has no fixed length",
+            f"Export with a fixed number of experts, or give '{scores.name}' its shape in the file.",
+        )
     if not _routes(topk, experts):
         _refuse(topk, "topk-not-a-router", f"its indices do not select among {experts} expert weight matrices")
     if not is_last_axis(ranked_axis(topk), scores):
-        _refuse(topk, "topk-form", f"axis {ranked_axis(topk)} is not the last one")
+        _refuse(
+            topk,
+            "topk-form",
+            f"axis {ranked_axis(topk)} is not the last one",
+            "Export the router with the experts on the last axis.",
+        )
     if integer(topk, "largest", 1) != 1:
-        _refuse(topk, "topk-form", "it takes the smallest")
+        _refuse(topk, "topk-form", "it takes the smallest", "Export the router with a TopK of the largest scores.")
     if integer(topk, "select_last_index", 0) != 0:
-        _refuse(topk, "topk-form", "of equal scores it takes the last")
+        _refuse(topk, "topk-form", "of equal scores it takes the last", "Export it with select_last_index = 0.")
     if scores.dtype not in FLOATS:
-        _refuse(topk, "topk-form", f"its input is {scores.dtype}, expected float32, float16 or bfloat16")
+        _refuse(
+            topk,
+            "topk-form",
+            f"its input is {scores.dtype}, expected float32, float16 or bfloat16",
+            "Export the router in one of these types.",
+        )
     chosen = chosen_count(topk)
     if chosen is None or not 1 <= chosen <= experts:
-        _refuse(topk, "topk-form", f"k is not a constant from 1 to {experts}: {_told(k)}")
+        _refuse(
+            topk,
+            "topk-form",
+            f"k is not a constant from 1 to {experts}: {_told(k)}",
+            "Export with a fixed number of experts per token.",
+        )
     return experts
 
 
-def _refuse(topk: ir.Node, slug: str, sentence: str) -> NoReturn:
-    raise Refusal(f"{label(topk)}: {sentence}", slug)
+def _refuse(topk: ir.Node, slug: str, sentence: str, remedy: str = "") -> NoReturn:
+    raise Refusal(f"{label(topk)}: {sentence}", slug, remedy=remedy)
 
 
 def _told(k: ir.Value | None) -> str:

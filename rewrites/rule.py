@@ -31,12 +31,20 @@ class Refusal(Exception):
     Attributes:
         reason: Slug of the reason under which it is reported.
         readers: The nodes, and the output of the graph, that read a value which the rule would take away.
+        remedy: What the user can do about it; empty where the reason says it.
     """
 
-    def __init__(self, sentence: str, reason: str = "topk-form", readers: Sequence[ir.Node | ir.Value] = ()) -> None:
+    def __init__(
+        self,
+        sentence: str,
+        reason: str = "topk-form",
+        readers: Sequence[ir.Node | ir.Value] = (),
+        remedy: str = "",
+    ) -> None:
         super().__init__(sentence)
         self.reason = reason
         self.readers = tuple(readers)
+        self.remedy = remedy
 
 
 class Mismatch(Refusal):

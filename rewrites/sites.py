@@ -163,7 +163,7 @@ def _topk_site(node: ir.Node) -> Site:
         router_width(node)
         finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
     except Refusal as refusal:
-        finding = Finding(REASONS[refusal.reason], name, str(refusal))
+        finding = Finding(REASONS[refusal.reason], name, str(refusal), remedy=refusal.remedy)
     return Site(name, _graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
 
 
@@ -175,14 +175,15 @@ def _argmax_site(node: ir.Node, seeding: RefusalLog) -> Site | None:
     except Refusal as refusal:
         if refusal.reason in ("topk-not-a-router", "expert-count-unknown"):
             return None
-        experts, told = None, [str(refusal)]
+        experts, detail, remedy = None, str(refusal), refusal.remedy
     else:
         if follows_choice(node):
             return None
         refusals = [*seeding.told(node), *(each for user in node.outputs[0].consumers() for each in seeding.told(user))]
-        told = list(dict.fromkeys(each.sentence for each in refusals))
-    if told:
-        finding = Finding(REASONS["argmax-form"], name, f"{label(node)}: {'; '.join(told)}")
+        told, remedy = "; ".join(dict.fromkeys(each.sentence for each in refusals)), ""
+        detail = f"{label(node)}: {told}" if told else ""
+    if detail:
+        finding = Finding(REASONS["argmax-form"], name, detail, remedy=remedy)
     else:
         finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
     return Site(name, _graph_name(node), "left", experts, 1, findings=(finding,), surroundings=surroundings(node))

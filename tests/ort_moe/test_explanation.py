@@ -134,15 +134,29 @@ def test_every_finding_tells_what_to_do(slug: str) -> None:
         pytest.param(
             "s = Softmax (logits)\n weights, ids = TopK <largest = 0> (s, k)",
             "",
-            ["OM004 topk-form", "TopK 'topk_weights': it takes the smallest"],
+            [
+                "OM004 topk-form",
+                "TopK 'topk_weights': it takes the smallest",
+                "what to do: Export the router with a TopK of the largest scores.",
+            ],
             id="the smallest",
         ),
         pytest.param(
             "s = Softmax (logits)\n weights, ids = TopK (s, many)\n n = Shape (x)\n one = Gather (n, last)\n"
             "many = Div (one, k)",
             "",
-            ["OM004 topk-form", "k is not a constant from 1 to 8: it is computed by Div 'div_many'"],
+            [
+                "OM004 topk-form",
+                "k is not a constant from 1 to 8: it is computed by Div 'div_many'",
+                "what to do: Export with a fixed number of experts per token.",
+            ],
             id="a computed k",
+        ),
+        pytest.param(
+            "s = Softmax (logits)\n weights, ids = TopK <axis = 0> (s, k)",
+            "",
+            ["OM004 topk-form", "axis 0 is not the last one", "Export the router with the experts on the last axis."],
+            id="experts on another axis",
         ),
         pytest.param(
             "s = Sigmoid (logits)\n bias = ReduceMean <keepdims = 1> (logits, last)\n keys = Add (s, bias)\n"
