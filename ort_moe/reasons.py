@@ -64,8 +64,7 @@ _ALL = (
         "OM005",
         "router-did-not-grow",
         "Nothing next to this router could be absorbed, so its TopK was kept.",
-        "See the other findings of the site; where there are none, a node that only ranks gains nothing from being "
-        "replaced.",
+        "Nothing: a node that only ranks gains nothing from being replaced.",
     ),
     Reason(
         "OM006",

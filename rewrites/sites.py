@@ -135,7 +135,8 @@ def _router_site(
     name, graph = node.name or "", _graph_name(node)
     findings = tuple(_left_over(model, router, rules, seeding))
     if will_be_put_back(node):
-        findings = (Finding(REASONS["router-did-not-grow"], name, _between(router)), *findings)
+        remedy = "See what else is said of this site." if findings else ""
+        findings = (Finding(REASONS["router-did-not-grow"], name, _between(router), remedy=remedy), *findings)
         around = surroundings(node)
         return Site(name, graph, "left", router.experts, router.k, findings=findings, surroundings=around)
     around = surroundings(node) if findings else ()
@@ -152,7 +153,8 @@ def _between(router: Router) -> str:
     before = through(router.logits, _MOVES).producer()
     behind = [label(user) for value in _cast_copies(router.weights) for user in consumers(value)]
     source = "an input of the graph" if before is None else label(before)
-    return f"its input is from {source}, its weights go to {', '.join(behind[:3]) or 'no node'}"
+    read = f"its weights go to {', '.join(behind[:3])}" if behind else "its weights are not read"
+    return f"its input is from {source}, {read}"
 
 
 def _topk_site(node: ir.Node) -> Site:
