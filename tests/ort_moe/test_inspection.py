@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models.fixtures
+from docs.code_examples import EXAMPLES, Example
 from ort_moe.inspection import Changes, inspect
 from ort_moe.optimization import optimize
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, original, save
@@ -103,3 +105,28 @@ def test_changes(tmp_path: Path) -> None:
     assert "router: 16 experts; softmax, top 2" in " ".join(str(changes).split())
     assert changes.to_dict()["layers"] == [0]
     assert "the same nodes" in str(Changes(inspect(path), inspect(path)))
+
+
+def test_routers_without_topk(tmp_path: Path) -> None:
+    (layer,) = inspect(models.fixtures.get("phimoe_block_dynamo_fp32").path).layers
+    assert (layer.experts, layer.k, layer.router, len(layer.weights)) == (8, 2, "sparse mixer, top 2", 2)
+    onnx.save(ir.to_proto(EXAMPLES["argmax-form"].model()), tmp_path / "model.onnx")
+    (layer,) = inspect(tmp_path / "model.onnx").layers
+    assert (layer.experts, layer.k, layer.router, len(layer.weights)) == (8, 1, "not recognised", 1)
+
+
+def test_layers_in_bodies(tmp_path: Path) -> None:
+    body = """
+        logits{n} = MatMul (x, gate)
+        p{n} = Softmax (logits{n})
+        w{n}, ids{n} = TopK (p{n}, k)
+        chosen{n} = Gather (experts, ids{n})
+        y{n} = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen{n}, w{n})"""
+    branches = [f"body{n} () => (float[T, 4] y{n}) {{{body.format(n=n)}}}" for n in (1, 2)]
+    text = f"""moe (float[T, 4] x, bool c) => (float[T, 4] y)
+        <float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {{2}}>
+        {{ y = If (c) <then_branch = {branches[0]}, else_branch = {branches[1]}> }}"""
+    onnx.save(ir.to_proto(Example("", text).model()), tmp_path / "model.onnx")
+    inspection = inspect(tmp_path / "model.onnx")
+    assert [(layer.router, layer.bytes_per_token) for layer in inspection.layers] == [("softmax, top 2", 128)] * 2
+    assert [blocker.operator for blocker in inspection.blockers] == ["If"]
