@@ -66,6 +66,7 @@ fixtures: .venv/.export
 
 docs: setup
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m models.coverage
 
 clean:
 	rm -rf build .venv

@@ -36,18 +36,24 @@ class Block(torch.nn.Module):
 class CausalLM(torch.nn.Module):
     """input_ids (batch, sequence) int64 -> logits (batch, sequence, vocabulary), without a key-value cache.
 
-    With `router_logits`, then also each layer's, as the class returns them: (batch * sequence, E).
+    Args:
+        model: the language model.
+        router_logits: return each layer's, too, as the class does: (batch * sequence, E).
+        masked: give it an attention mask of ones. Without any it looks for packed sequences with torch.diff, which the
+            legacy exporter cannot translate.
     """
 
-    def __init__(self, model: torch.nn.Module, router_logits: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, *, router_logits: bool = False, masked: bool = False) -> None:
         super().__init__()
         self.model = model
         self.router_logits = router_logits
+        self.masked = masked
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        options = {"attention_mask": torch.ones_like(input_ids)} if self.masked else {}
         if not self.router_logits:
-            return self.model(input_ids=input_ids, use_cache=False).logits
-        outputs = self.model(input_ids=input_ids, use_cache=False, output_router_logits=True)
+            return self.model(input_ids=input_ids, use_cache=False, **options).logits
+        outputs = self.model(input_ids=input_ids, use_cache=False, output_router_logits=True, **options)
         return (outputs.logits, *outputs.router_logits)
 
 
@@ -86,8 +92,11 @@ def build_model(row: Architecture, dtype: torch.dtype, experts_implementation: s
     experts = {name: row.experts for name in EXPERT_COUNT_NAMES if name in names}
     per_token = {name: row.k for name in EXPERTS_PER_TOKEN_NAMES if name in names}
     config = config_class(**{**COMMON_CONFIG, **experts, **per_token, **row.config})
+    # A class without a language model's head of its own, a part of a larger model, does for its block.
+    is_causal_lm = config_class in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto_class = transformers.AutoModelForCausalLM if is_causal_lm else transformers.AutoModel
     with quiet():
-        model = transformers.AutoModelForCausalLM.from_config(
+        model = auto_class.from_config(
             config,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -100,7 +109,8 @@ def build_model(row: Architecture, dtype: torch.dtype, experts_implementation: s
         for name, tensor in model.state_dict(keep_vars=True).items():
             if not tensor.is_floating_point():
                 continue
-            rng = np.random.default_rng([zlib.crc32(row.name.encode()), zlib.crc32(name.encode())])
+            seeds = [zlib.crc32(row.name.encode()), zlib.crc32(name.encode()), row.seed]
+            rng = np.random.default_rng(seeds if row.seed else seeds[:2])
             values = torch.from_numpy(draw_weight(name, tuple(tensor.shape), rng))
             tensor.data = values.to(torch.float32 if keep.search(name) else dtype)
     return model.eval().requires_grad_(False)

@@ -1,22 +1,42 @@
 """Fresh exports equal the committed fixtures: in structure, in what they compute, and in how they are fused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import models.fixtures
+from models.architectures import ARCHITECTURES, architecture
 from models.fixtures import Fixture
+from models.plan import EXPORTERS, PRECISIONS, VARIANTS
+from ort_moe.verification.runnable_model import RunnableModel
 
 pytestmark = pytest.mark.export
 
-# All in fp32; in fp16 the families whose casts stand at different places.
-FP16 = ("deepseek_v3_block", "gpt_oss_block", "mixtral_block")
-EXPORTED = [
-    fixture for fixture in models.fixtures.all() if fixture.precision == "fp32" or fixture.name.startswith(FP16)
-]
+SAMPLED = (
+    # Of each family, every exporter and every precision once.
+    *("dynamo_bf16", "legacy_fp16", "transformers_fp32", "transformers_grouped_fp32"),
+    # Of one architecture, every variant.
+    *(variant for variant in VARIANTS if variant),
+)
+
+
+def sample() -> Iterator[Fixture]:
+    """What is exported afresh: all 250 take a quarter of an hour."""
+    by_family: dict[tuple[str, str], Fixture] = {}
+    for fixture in models.fixtures.all():
+        family = "" if fixture.variant else architecture(fixture.architecture).family
+        for part in SAMPLED:
+            if fixture.name.endswith(f"_{part}"):
+                by_family.setdefault((family, part), fixture)
+    yield from {fixture.name: fixture for fixture in by_family.values()}.values()
+    for exporter in ("dynamo", "legacy", "transformers"):
+        yield models.fixtures.get(f"mixtral_causal_lm_{exporter}_fp32")
+
+
+EXPORTED = list(sample())
 
 
 @pytest.fixture(scope="module", params=EXPORTED, ids=lambda fixture: fixture.name)
@@ -46,10 +66,21 @@ def structure(path: Path) -> list[object]:
     return described
 
 
-def run(fixture: Fixture, seed: int) -> np.ndarray:
-    session = onnxruntime.InferenceSession(fixture.path, providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, fixture.sample_inputs(seed, 2, 9))
-    return output
+def run(fixture: Fixture, seed: int) -> dict[str, np.ndarray]:
+    with RunnableModel(fixture.path) as model:
+        feeds = fixture.sample_inputs(seed, 2, 9)
+        if model.widened and fixture.kind == "block":
+            feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+        return model.session(with_library=False)(feeds)
+
+
+def test_sample_has_every_exporter_precision_and_variant() -> None:
+    for family in {row.family for row in ARCHITECTURES}:
+        of_family = [fixture for fixture in EXPORTED if architecture(fixture.architecture).family == family]
+        assert {fixture.exporter for fixture in of_family} >= {"dynamo", "legacy", "transformers"}
+        assert {fixture.precision for fixture in of_family} == set(PRECISIONS)
+    assert {fixture.variant for fixture in EXPORTED} == set(VARIANTS)
+    assert {fixture.exporter for fixture in EXPORTED} == set(EXPORTERS)
 
 
 def test_installed_versions_are_the_fixtures() -> None:
@@ -76,10 +107,12 @@ def test_same_structure(pair: tuple[Fixture, Fixture]) -> None:
 def test_same_outputs(pair: tuple[Fixture, Fixture]) -> None:
     committed, fresh = pair
     # Constants that torch folds with exp or pow may differ in the last place between machines.
-    tolerance = 1e-5 if committed.precision == "fp32" else 5e-3
+    tolerance = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 1e-3}[committed.precision]
     for seed in range(2):
-        expected = run(committed, seed)
-        np.testing.assert_allclose(run(fresh, seed), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        expected, got = run(committed, seed), run(fresh, seed)
+        assert list(got) == list(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance * np.abs(value).max())
 
 
 def test_fuses_the_same(pair: tuple[Fixture, Fixture]) -> None:
@@ -93,10 +126,11 @@ def test_fuses_the_same(pair: tuple[Fixture, Fixture]) -> None:
     assert fused[1] == fused[0]
 
 
-def test_export_is_deterministic(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_export_is_deterministic(tmp_path: Path, exporter: str) -> None:
     from models.export import main
 
-    name = "mixtral_block_dynamo_fp16"
+    name = f"mixtral_block_{exporter}_fp16"
     for folder in ("first", "second"):
         assert main(["--only", name, "--out", str(tmp_path / folder)]) == 0
     first, second = (sorted((tmp_path / folder).iterdir()) for folder in ("first", "second"))

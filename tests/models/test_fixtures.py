@@ -1,9 +1,9 @@
 """The committed fixtures are what their index says, run, and are worth testing with."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,19 +13,15 @@ import pytest
 
 import models.fixtures
 from models.architectures import ARCHITECTURES, HIDDEN_SIZE, VOCAB_SIZE, architecture
-from models.fixtures import Fixture
+from models.fixtures import STATIC_SHAPE, Fixture
+from models.plan import EXPORTERS, PRECISIONS, VARIANTS
 from models.targets import targets
+from ort_moe.verification.runnable_model import RunnableModel
 
-SIZE_LIMIT = 3_000_000  # bytes, all fixtures together: they are cloned by everyone
+SIZE_LIMIT = 8_000_000  # bytes, all fixtures together: they are cloned by everyone
 FIXTURES = models.fixtures.all()
 
 every_fixture = pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-
-
-def run(fixture: Fixture, batch: int, tokens: int) -> np.ndarray:
-    session = onnxruntime.InferenceSession(fixture.path, providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, fixture.sample_inputs(0, batch, tokens))
-    return output
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -43,15 +39,24 @@ def test_index_matches_the_files() -> None:
 
 
 def test_fixtures_cover_the_table() -> None:
-    assert {fixture.name for fixture in FIXTURES} <= {target.name for target in targets()}
+    assert [fixture.name for fixture in FIXTURES] == [target.name for target in targets()]
 
 
-def test_docs_list_the_table() -> None:
-    page = Path(__file__).parents[2] / "docs" / "models.md"
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    assert rows[2:] == [
-        f"| {row.name} | {row.experts} | {row.k} | {', '.join(row.kinds)} | {row.router} |" for row in ARCHITECTURES
-    ]
+@pytest.mark.parametrize("family", sorted({row.family for row in ARCHITECTURES}))
+def test_every_family_has_every_exporter_and_precision(family: str) -> None:
+    fixtures = [fixture for fixture in FIXTURES if architecture(fixture.architecture).family == family]
+    # Llama 4 runs all experts: it has no grouped_mm.
+    assert {fixture.exporter for fixture in fixtures} == set(EXPORTERS) - (
+        {EXPORTERS[-1]} if family == "scatter" else set()
+    )
+    assert {fixture.precision for fixture in fixtures} == set(PRECISIONS)
+
+
+def test_every_architecture_has_the_common_exports() -> None:
+    for exporter in ("dynamo", "legacy", "transformers"):
+        exported = {f.architecture for f in FIXTURES if (f.exporter, f.precision) == (exporter, "fp32")}
+        assert exported == {row.name for row in ARCHITECTURES if (exporter, row.name) != ("transformers", "aria_text")}
+    assert len({fixture.architecture for fixture in FIXTURES if fixture.kind == "causal_lm"}) >= 6
 
 
 def test_fixtures_are_small() -> None:
@@ -94,15 +99,23 @@ def test_index_tells_the_truth(fixture: Fixture) -> None:
 
     graph = ir.load(fixture.path).graph
     assert graph.opset_imports == {"": fixture.opset}
+    variant = VARIANTS[fixture.variant]
+    assert len(graph.outputs) == 1 + variant.router_logits * fixture.layers
+    leading = STATIC_SHAPE if variant.static else (None, None)
+    for value in (graph.inputs[0], graph.outputs[0]):
+        assert value.shape is not None
+        assert tuple(size if isinstance(size, int) else None for size in value.shape[:2]) == leading
+
     # Every block multiplies by two stacks of expert matrices: into the inner size and back.
+    experts = row.experts - (row.family == "skipped experts")
     stacks = [
         value.const_value
         for value in graph.initializers.values()
-        if value.shape is not None and value.shape.rank() == 3 and value.shape[0] == row.experts
+        if value.shape is not None and value.shape.rank() == 3 and value.shape[0] == experts
     ]
     assert len(stacks) == 2 * fixture.layers
-    expected = ir.DataType.FLOAT if fixture.precision == "fp32" else ir.DataType.FLOAT16
-    assert {stack.dtype for stack in stacks if stack is not None} == {expected}
+    expected = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+    assert {stack.dtype for stack in stacks if stack is not None} == {expected[fixture.precision]}
     if row.name != "phimoe":  # it has ArgMax instead
         ks = [constant(node.inputs[1]) for node in graph if node.op_type == "TopK"]
         assert ks.count(row.k) >= fixture.layers
@@ -124,18 +137,27 @@ def test_stripped(fixture: Fixture) -> None:
 
 
 @every_fixture
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 4)])
-def test_runs_at_any_batch_and_length(fixture: Fixture, batch: int, tokens: int) -> None:
-    output = run(fixture, batch, tokens)
-    assert output.shape == (batch, tokens, HIDDEN_SIZE if fixture.kind == "block" else VOCAB_SIZE)
-    assert output.dtype == (np.float32 if fixture.precision == "fp32" else np.float16)
-    assert np.isfinite(output).all()
-    assert output.std() > 0.01
+def test_runs_at_any_batch_and_length(fixture: Fixture) -> None:
+    with RunnableModel(fixture.path) as model:
+        assert model.widened == (fixture.precision == "bf16")
+        run = model.session(with_library=False)
+        for shape in [STATIC_SHAPE] if fixture.static else [(1, 1), (3, 4)]:
+            feeds = fixture.sample_inputs(0, *shape)
+            if model.widened and fixture.kind == "block":
+                feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+            output, *router_logits = run(feeds).values()
+            assert output.shape == (*shape, HIDDEN_SIZE if fixture.kind == "block" else VOCAB_SIZE)
+            assert output.dtype == (np.float16 if fixture.precision == "fp16" else np.float32)
+            assert {logits.shape for logits in router_logits} <= {(math.prod(shape), fixture.experts)}
+            for value in (output, *router_logits):
+                assert np.isfinite(value).all()
+                assert value.std() > 0.01
 
 
 @pytest.mark.parametrize(
     "fixture",
-    [f for f in FIXTURES if f.kind == "block" and f.precision == "fp32" and f.architecture != "phimoe"],
+    # It is a matter of the weights, so one export does; phimoe has ArgMax instead.
+    [f for f in FIXTURES if f.name.endswith("_block_dynamo_fp32") and f.architecture != "phimoe"],
     ids=lambda fixture: fixture.name,
 )
 def test_routing_is_worth_testing(fixture: Fixture) -> None:
@@ -148,7 +170,8 @@ def test_routing_is_worth_testing(fixture: Fixture) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     keys, ids = session.run([keys_name, ids_name], fixture.sample_inputs(0, 8, 32))
 
-    assert set(np.unique(ids)) == set(range(fixture.experts))
+    left_out = set(range(fixture.experts)) - set(np.unique(ids))
+    assert left_out <= ({2} if fixture.architecture == "zaya" else set())  # it has 1 of 9 chosen
     ranked = -np.sort(-keys, axis=-1)
-    gap = ranked[:, fixture.k - 1] - ranked[:, fixture.k]
+    gap = ranked[..., fixture.k - 1] - ranked[..., fixture.k]
     assert (gap < 1e-5).mean() < 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,19 @@ from models.fixtures import Fixture
 from ort_moe.rewrites import RULES, rewrite
 from ort_moe.verification.runnable_model import RunnableModel
 
-NOT_WHOLE = {
-    "phimoe": None,
+NOT_WHOLE: dict[str, tuple[str, str] | None] = {
+    "deepseek_v4_*_bf16": ("partly", "left-over-before"),
+    "inkling_text_*_grouped_*": None,
+    "inkling_text_*": ("left", "left-over-after"),
+    "mistral4_*_fp16": ("left", "left-over-after"),
+    "phimoe_*": None,
+    "zaya_*_grouped_*": ("partly", "left-over-after"),
+    "zaya_*": None,
 }
-"""Architectures whose routers are not whole: the status and the reason of a finding; None: no TopK at all."""
+"""Fixtures whose routers are not whole: the status and the reason of a finding; None: no site is known for a router.
+
+The first pattern that fits a fixture's name counts.
+"""
 
 RTOL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 1e-5}
 """Of the largest output. bfloat16 runs widened to float32."""
@@ -42,7 +52,8 @@ def test_fixture(fixture: Fixture, tmp_path: Path) -> None:
     original, model = ir.load(fixture.path), ir.load(fixture.path)
     result = rewrite(model)
     routers = [site for site in result.sites if site.experts is not None]
-    expected = NOT_WHOLE.get(fixture.architecture, ("whole", None))
+    exceptions = [expected for pattern, expected in NOT_WHOLE.items() if fnmatch(fixture.name, pattern)]
+    expected = exceptions[0] if exceptions else ("whole", None)
     if expected is None:
         assert not routers
     else:

@@ -1,0 +1,150 @@
+"""What the rewrites make of the fixtures: `python -m models.coverage` renews docs/coverage.md. Needs no torch."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import models.fixtures
+from models.architectures import ARCHITECTURES, architecture
+from models.fixtures import Fixture
+from models.plan import EXPORTERS, PRECISIONS, VARIANTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
+
+_HEADER = """\
+# Coverage
+
+<!-- Generated from models/fixtures/ by `make docs`; edit models/architectures.py or the rewrites instead. -->
+
+Which routers become one `FusedRouter`, by architecture, exporter and precision, as found on the
+[sample models](models.md). **whole**: nothing of the router is left beside the node. *partly*: some of it is, and the
+model means the same. *refused*: the router is as it was. The codes are explained in [codes.md](codes.md).
+
+The exporters: *dynamo* is `torch.onnx.export(dynamo=True)`, *legacy* the same with `dynamo=False`, *transformers* is
+`transformers.exporters.OnnxExporter`, all with the experts implementation `batched_mm`; *grouped* is the last one with
+`grouped_mm`. An empty cell is an export that is not kept here: every architecture has fp32 from three exporters and
+fp16 from one; a router of every family has all exporters and all precisions.
+
+"""
+
+_NOT_EXPORTED = """\
+## What cannot be exported
+
+- `grouped_mm`, the default of transformers, by torch's own exporters: they have no translation of it.
+- `eager`: dynamo cannot trace it, and the legacy exporter bakes the experts that the example's tokens chose into the
+  graph, which then fails or is wrong on others.
+- aria_text by transformers' exporter: it cannot prove that the block's reshapes take every length.
+- ernie4_5_moe in half precision by transformers' exporter: its router leaves autocast with two types.
+- llama4_text with `grouped_mm`: it runs all experts whatever is asked for.
+- bfloat16 below opset 24 holds, in some exports, a TopK that the standard does not have there. Fused, it is gone.
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the routers of one model.
+
+    Attributes:
+        status: `whole`, `partly` or `refused`; of several routers, the worst.
+        reasons: codes and names of what stood in the way, each once, in order.
+    """
+
+    status: str
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        if self.status == "whole":
+            return "**whole**"
+        links = ", ".join(f"[{slug}](codes.md#{code.lower()}-{slug})" for code, slug in self.reasons)
+        return f"*{self.status}* ({links or 'no router found'})"
+
+
+WHOLE = Outcome("whole")
+
+
+def outcome(fixture: Fixture) -> Outcome:
+    """Rewrite the fixture and say what came of it."""
+    import onnx_ir as ir
+
+    from ort_moe.rewrites import rewrite
+
+    sites = rewrite(ir.load(fixture.path)).sites
+    fused = [site for site in sites if site.status != "left"]
+    statuses = {site.status for site in fused}
+    if len(fused) == fixture.layers and statuses == {"whole"}:
+        return WHOLE
+    findings = [finding for site in sites if site.status != "whole" for finding in site.findings]
+    reasons = dict.fromkeys((finding.reason.code, finding.reason.slug) for finding in findings)
+    return Outcome("partly" if len(fused) == fixture.layers else "refused", tuple(reasons))
+
+
+def page(outcome_of: Callable[[Fixture], Outcome] = outcome) -> str:
+    """Return the page, in Markdown."""
+    outcomes = {fixture.name: outcome_of(fixture) for fixture in models.fixtures.all()}
+    whole = sum(found == WHOLE for found in outcomes.values())
+    share = f"{whole} of {len(outcomes)} exports are whole, {100 * whole / len(outcomes):.1f} %.\n\n"
+    parts = [_HEADER, share, "## Blocks\n\n", _matrix("block", outcomes), "\n## Language models\n\n"]
+    parts += [_matrix("causal_lm", outcomes), "\n## Variants\n\n", _variants(outcomes)]
+    parts += ["\n## Routers\n\n", _routers(), "\n", _NOT_EXPORTED]
+    return "".join(parts)
+
+
+def _matrix(kind: str, outcomes: dict[str, Outcome]) -> str:
+    """Architectures by exporters and precisions."""
+    columns = [(exporter, precision) for exporter in EXPORTERS for precision in PRECISIONS]
+    found = {
+        (fixture.architecture, fixture.exporter, fixture.precision): str(outcomes[fixture.name])
+        for fixture in models.fixtures.all()
+        if fixture.kind == kind and not fixture.variant
+    }
+    head = [f"{exporter.removeprefix('transformers_')} {precision}" for exporter, precision in columns]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for row in ARCHITECTURES:
+            if kind in row.kinds:
+                yield row.name, *(found.get((row.name, *column), "") for column in columns)
+
+    return _table(("architecture", *head), rows())
+
+
+def _variants(outcomes: dict[str, Outcome]) -> str:
+    """What differs from the plain exports in more than exporter and precision."""
+    kinds = {"block": "block", "causal_lm": "language model"}
+    rows = (
+        (
+            fixture.architecture,
+            kinds[fixture.kind],
+            fixture.exporter.removeprefix("transformers_"),
+            fixture.precision,
+            _describe(fixture.variant),
+            str(outcomes[fixture.name]),
+        )
+        for fixture in models.fixtures.all()
+        if fixture.variant
+    )
+    return _table(("architecture", "", "exporter", "precision", "variant", ""), rows)
+
+
+def _describe(name: str) -> str:
+    variant = VARIANTS[name]
+    if variant.opset:
+        return f"opset {variant.opset}"
+    return "static shapes" if variant.static else "router logits are outputs"
+
+
+def _routers() -> str:
+    names = dict.fromkeys(fixture.architecture for fixture in models.fixtures.all())
+    rows = ((name, architecture(name)) for name in names)
+    return _table(
+        ("architecture", "family", "E", "K", "router"),
+        ((name, row.family, str(row.experts), str(row.k), row.router) for name, row in rows),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
