@@ -42,7 +42,8 @@ _SHAPE_ELEMENTS = 64
 
 def spell_standard_domain(model: ir.Model) -> None:
     """Spell the standard domain as the empty string, its other name, in place."""
-    for graph in (model.graph, *model.functions.values()):
+    bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+    for graph in bodies:
         imports = graph.opset_imports
         if "ai.onnx" in imports:
             version = imports.pop("ai.onnx")
@@ -232,10 +233,14 @@ def infer_shapes(model: ir.Model) -> str | None:
     return complaints[0] if complaints else None
 
 
+def _is_unknown(dimension: int | ir.SymbolicDim) -> bool:
+    return isinstance(dimension, ir.SymbolicDim) and dimension.value is None
+
+
 def _lacks_types(graph: ir.Graph) -> bool:
     """Whether some value that is read has no type or shape yet, or a dimension without a length and a name."""
     return any(
-        output.uses() and (output.dtype is None or output.shape is None or None in output.shape)
+        output.uses() and (output.dtype is None or output.shape is None or any(map(_is_unknown, output.shape)))
         for node in graph.all_nodes()
         for output in node.outputs
     )

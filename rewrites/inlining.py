@@ -47,7 +47,8 @@ def obstacle(model: ir.Model, function: ir.Function) -> str | None:
         if own != version:
             return f"it imports version {version} of the operator set '{domain or 'ai.onnx'}', the model version {own}"
     key, called, with_bodies = function.identifier(), False, False
-    for graph in (model.graph, *model.functions.values()):
+    bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+    for graph in bodies:
         for node in graph.all_nodes():
             if node.op_identifier() == key:
                 called = True
