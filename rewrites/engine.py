@@ -19,11 +19,14 @@ from ort_moe.rewrites.growth import (
     CAST_RULES,
     GATHER_RULES,
     NORMALIZE_RULES,
+    PER_EXPERT_RULES,
     SCALE_RULES,
     SCATTER_RULES,
     SCORE_AFTER_TOPK_RULES,
     SCORE_RULES,
+    SLICE_RULES,
     SOFTCAP_RULES,
+    UNREAD_RULES,
     VIEW_RULES,
 )
 from ort_moe.rewrites.names import Names
@@ -48,9 +51,9 @@ _AFTER_CHOICE = {
     "views": VIEW_RULES,
     "gather": GATHER_RULES,
     "sink casts": CAST_RULES,
-    "after the choice": (*SCATTER_RULES, *NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES),
+    "after the choice": (*SCATTER_RULES, *NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES, *PER_EXPERT_RULES),
 }
-_BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES)}
+_BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES, *SLICE_RULES, *UNREAD_RULES)}
 
 SEEDED = frozenset(rule.anchor or rule.root for rules in _SEEDS.values() for rule in rules)
 """Types of the nodes that a seed is about: without any, and without a FusedRouter, there is nothing to rewrite."""

@@ -35,7 +35,9 @@ from ort_moe.rewrites.values import (
     through,
 )
 
-_MOVES_INDICES = RESHAPING | {"Cast", "Concat", "Where", "Tile", "Expand", "Transpose", "Slice", "Split"}
+_LIMITS_INDICES = frozenset({"Where", "Clip", "Min", "Max"})
+"""Ops that may give a choice that runs no expert the index of another."""
+_MOVES_INDICES = RESHAPING | _LIMITS_INDICES | {"Cast", "Concat", "Tile", "Expand", "Transpose", "Slice", "Split"}
 _PREPARES_WEIGHTS = RESHAPING | {"Cast", "Transpose", "DequantizeLinear"}
 _SCORES = RESHAPING | {
     "Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Relu", "Exp", "Tanh", "Add", "Sub", "Mul", "Div", "Where",
@@ -111,9 +113,9 @@ def _told(k: ir.Value | None) -> str:
 def _routes(topk: ir.Node, experts: int) -> bool:
     weak = False
     compared: set[int] = set()
-    for node, position in _readers_of_indices(chosen_indices(topk)):
+    for node, position, limited in _readers_of_indices(chosen_indices(topk)):
         if is_op(node, "Gather", "GatherND") and position == 1:
-            if _gathers_experts(node, experts):
+            if _gathers_experts(node, experts, limited=limited):
                 return True
         elif is_op(node, "ScatterElements") and position == 1 and dim(node.inputs[0], -1) == experts:
             if rank(node.inputs[0]) == 1:
@@ -122,7 +124,9 @@ def _routes(topk: ir.Node, experts: int) -> bool:
                 return True
             weak = weak or _scales_all_experts(node.outputs[0], experts)
         elif is_op(node, "OneHot") and position == 0:
-            weak = weak or (scalar(node.inputs[1]) == experts and _reaches(node.outputs[0], None))
+            # One more where masked choices get a class of their own. Behind it there may be a branch for each expert.
+            depth = scalar(node.inputs[1])
+            weak = weak or (depth in (experts, experts + 1) and _reaches(node.outputs[0], None, _LOOK_AHEAD * experts))
         elif is_op(node, "Equal"):
             others = constant(node.inputs[1 - position], limit=experts)
             if others is not None and others.dtype.kind in "iu" and _reaches(node.outputs[0], None):
@@ -133,23 +137,29 @@ def _routes(topk: ir.Node, experts: int) -> bool:
     return weak and _comes_from_linear_layer(topk.inputs[0], experts)
 
 
-def _readers_of_indices(indices: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes, with the position of the input, that read the indices behind any reshaping of them."""
-    queue, seen = deque([indices]), {indices}
+def _readers_of_indices(indices: ir.Value) -> Iterator[tuple[ir.Node, int, bool]]:
+    """The nodes that read the indices behind any reshaping of them.
+
+    With the position of the input, and whether some indices may have been given up for others.
+    """
+    queue, seen = deque([(indices, False)]), {indices}
     while queue and len(seen) <= _LOOK_AHEAD:
-        for node, position in queue.popleft().uses():
+        value, limited = queue.popleft()
+        for node, position in value.uses():
             if is_op(node, *_MOVES_INDICES):
                 fresh = [output for output in node.outputs if output not in seen]
                 seen.update(fresh)
-                queue.extend(fresh)
+                queue.extend((output, limited or is_op(node, *_LIMITS_INDICES)) for output in fresh)
             else:
-                yield node, position
+                yield node, position, limited
 
 
-def _gathers_experts(node: ir.Node, experts: int) -> bool:
+def _gathers_experts(node: ir.Node, experts: int, *, limited: bool) -> bool:
+    """Whether it gathers matrices of as many experts as are chosen among, or of fewer where the indices are limited."""
     data = node.inputs[0]
+    stacked = dim(data, 0) or 0 if limited else experts
     first_axis = integer(node, "axis", 0) == 0 and integer(node, "batch_dims", 0) == 0
-    return first_axis and _is_expert_stack(data, experts) and _reaches(node.outputs[0], None)
+    return first_axis and 1 < stacked <= experts and _is_expert_stack(data, stacked) and _reaches(node.outputs[0], None)
 
 
 def _is_expert_stack(value: ir.Value | None, experts: int) -> bool:
@@ -160,10 +170,10 @@ def _is_expert_stack(value: ir.Value | None, experts: int) -> bool:
     return (source.is_initializer() and not source.is_graph_input()) or producer(source, "Constant") is not None
 
 
-def _reaches(value: ir.Value, experts: int | None) -> bool:
+def _reaches(value: ir.Value, experts: int | None, most: int = _LOOK_AHEAD) -> bool:
     """Whether the value soon meets a matrix product: any (or a product of values), or one with a stack of experts."""
     queue, seen = deque([value]), {value}
-    while queue and len(seen) <= _LOOK_AHEAD:
+    while queue and len(seen) <= most:
         current = queue.popleft()
         for node, position in current.uses():
             if node.op_type in _PRODUCTS or (experts is None and is_op(node, "Mul")):

@@ -16,6 +16,7 @@ from onnxscript.rewriter import RewriteRule
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
 from ort_moe.rewrites.choice import follows_choice
+from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.inlining import obstacle
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
@@ -208,6 +209,8 @@ def _left_over(
         yield _finding("left-over-before", before, told, detail, ())
     users = [user for value in _cast_copies(weights) for user in consumers(value)]
     arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
+    if len({user for user in users if not is_op(user, "Cast")}) > 1:
+        arithmetic = [user for user in arithmetic if not _takes_some_experts(user, router)]
     if arithmetic:
         others = tuple(label(user) for user in users if user is not arithmetic[0] and not is_op(user, "Cast"))
         told = [each for user in arithmetic for each in _told(model, user, rules)]
@@ -218,9 +221,9 @@ def _left_over(
     for value in _cast_copies(indices):
         for user in consumers(value):
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
-                yield from _shared_normaliser(user.outputs[0])
+                shared = list(_shared_normaliser(user.outputs[0]))
                 detail = f"{label(user)} gathers values of the chosen experts"
-                yield _finding("left-over-after", user, _told(model, user, rules), detail, ())
+                yield from shared or [_finding("left-over-after", user, _told(model, user, rules), detail, ())]
 
 
 def _shared_normaliser(weights: ir.Value) -> Iterator[Finding]:
@@ -300,6 +303,12 @@ def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bo
         return False
     gather = producer(through(others[0], {"Cast"}), "Gather", "GatherND", "GatherElements")
     return gather is None or through(gather.inputs[-1] or indices, _MOVES) is not indices
+
+
+def _takes_some_experts(node: ir.Node, router: Router) -> bool:
+    """Whether it keeps the weights of some experts, told by the indices: where other nodes take those of the others."""
+    operands = node.inputs[:1] if node.op_type == "Where" else node.inputs if node.op_type == "Mul" else ()
+    return any(tabulate(value, router.indices, router.experts) is not None for value in operands)
 
 
 def _told(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]]) -> list[Told]:

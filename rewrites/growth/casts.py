@@ -12,9 +12,22 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import float32_initializer, is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
-from ort_moe.rewrites.values import FLOATS, HALF, Array, constant, is_op, producer
+from ort_moe.rewrites.values import (
+    FLOATS,
+    HALF,
+    INDICES,
+    RESHAPING,
+    Array,
+    constant,
+    filling,
+    is_op,
+    producer,
+    through,
+)
 
-_ARITHMETIC = ("Softmax", "Sigmoid", "ReduceSum", "ReduceL1", "Clip", "Max", "Add", "Mul", "Div")
+_ARITHMETIC = (
+    "Softmax", "Sigmoid", "Exp", "ReduceSum", "ReduceL1", "ReduceL2", "Clip", "Max", "Add", "Mul", "Div", "Where",
+)  # fmt: skip
 _LONGEST_CHAIN = 8
 
 
@@ -46,7 +59,8 @@ class SinkCast(RouterRule):
     """f(Cast(w), constants) -> Cast(f(w, constants)).
 
     For a float32 w that comes from a FusedRouter, and f one of the steps after the choice: a score, a sum, a limit, a
-    scale or a quotient, whose other operands are constants, gathered from constants, or cast from such values, too.
+    scale, a mask or a quotient, whose other operands are constants, gathered from constants, cast from integers or
+    truths, or from such values, too.
     """
 
     title = "sink-casts"
@@ -101,9 +115,16 @@ def _widened(value: ir.Value | None) -> ir.Value | Array | None:
     array = constant(value)
     if array is not None:
         return array.astype("float32")
-    gather = producer(value, "Gather", "GatherND")
-    if gather is not None and constant(gather.inputs[0]) is not None:
-        return value  # one number per chosen expert, from a small constant
+    made_by = producer(through(value, RESHAPING), "Gather", "GatherND", "GatherElements", "Cast")
+    source = None if made_by is None else made_by.inputs[0]
+    if source is not None and made_by is not None and made_by.op_type != "Cast":
+        repeat = producer(source, "Expand", "Tile")
+        if constant(source if repeat is None else repeat.inputs[0]) is not None:
+            return value  # one number per chosen expert, from a small constant
+    elif source is not None and source.dtype in INDICES | {ir.DataType.BOOL}:
+        return value
+    if filling(value) is not None:
+        return value
     raise Refusal(f"the operand '{value.name}' is neither constant nor cast from the weights of a FusedRouter")
 
 

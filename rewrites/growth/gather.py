@@ -126,6 +126,46 @@ class GatherSoftmax(RouterRule):
         return result, indices, op.Cast(indices, to=ir.DataType.INT64)
 
 
+class GatherProduct(RouterRule):
+    """GatherElements(Mul(s, c), ids) -> Mul(GatherElements(s, ids), Gather(c, ids)).
+
+    For ids the indices of a FusedRouter, s the scores that it ranks, before a bias if there is one, and c a constant of
+    one number per expert.
+    """
+
+    title = "gather-product"
+    root = "GatherElements"
+    commutes = True
+
+    def pattern(self, op: Any, scores: Any, factors: Any, keys: Any) -> Any:
+        _, indices = router(op, keys)
+        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
+        return op.GatherElements(op.Mul(scores, factors), ids, _allow_other_attributes=True, _outputs=["gathered"])
+
+    def read(
+        self, scores: ir.Value, factors: ir.Value, keys: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any
+    ) -> Array:
+        array, gather = vector(factors, Router.producing(weights).experts), gathered.producer()
+        add = producer(through_widening(keys), "Add")
+        ranked = [keys] if add is None else [keys, *(value for value in add.inputs if value is not None)]
+        if array is None or through_widening(scores) not in [through_widening(value) for value in ranked]:
+            raise Mismatch
+        assert gather is not None
+        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        return array
+
+    def rewrite(self, op: Any, scores: ir.Value, ids: ir.Value, gathered: ir.Value, **matched: Any) -> ir.Value:
+        array = self.read(scores=scores, gathered=gathered, **matched)
+        dtype = gathered.dtype
+        assert dtype is not None
+        table = op.initializer(ir.tensor(array.astype(dtype.numpy())), name=f"{gathered.name}_per_expert")
+        chosen, factors = op.GatherElements(scores, ids, axis=-1), op.Gather(table, ids, axis=0)
+        for value in (chosen, factors):
+            value.type, value.shape = gathered.type, gathered.shape
+        product: ir.Value = op.Mul(chosen, factors)
+        return product
+
+
 def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
     add = producer(through_widening(keys), "Add")
     if add is None:
@@ -153,4 +193,4 @@ def _is_plain_float32(value: ir.Value) -> bool:
     )
 
 
-GATHER_RULES = (GatherScores(), GatherSoftmax())
+GATHER_RULES = (GatherProduct(), GatherScores(), GatherSoftmax())

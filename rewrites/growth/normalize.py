@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import NON_NEGATIVE_SCORES, Router, is_router
@@ -32,8 +33,9 @@ class _Divisor:
 class Normalize(RouterRule):
     """Div(w, max(ReduceSum(w) + eps, min)) -> FusedRouter(normalize = 1).
 
-    Before anything has scaled w. Either limit may be missing; a missing `min` becomes -inf, which is right for weights
-    of any sign, and 0 once the score is known not to be negative. ReduceL1 is the same sum there.
+    Either limit may be missing; a missing `min` becomes -inf, which is right for weights of any sign, and 0 once the
+    score is known not to be negative. ReduceL1 is the same sum there. A positive factor that w was scaled with cancels;
+    the limits are divided by it.
     """
 
     title = "normalize"
@@ -46,7 +48,16 @@ class Normalize(RouterRule):
     def read(self, weights: ir.Value, divisor: ir.Value, quotient: ir.Value, **_: Any) -> _Divisor:
         found = Router.producing(weights)
         read = _read_divisor(divisor, weights, found)
-        require(found.has_raw_weights, "the weights have already been normalised or scaled")
+        require(found.attributes["normalize"] == 0, "the weights have already been normalised")
+        require(
+            found.expert_scale is None, "the weights were scaled per expert before they are normalised, not afterwards"
+        )
+        scale = float(found.attributes["scale"])
+        if scale != 1.0:
+            require(scale > 0.0, f"the weights that are normalised were scaled by {scale}")
+            eps, least = (float(np.float32(limit / scale)) for limit in (read.eps, read.least))
+            require(math.isfinite(eps) and least < math.inf, f"the limits of the divisor over {scale} are too large")
+            read = replace(read, eps=eps, least=least)
         division = quotient.producer()
         assert division is not None
         require_only_consumers(weights, division, read.nodes[0])
@@ -57,7 +68,7 @@ class Normalize(RouterRule):
     def rewrite(self, op: Any, weights: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
         read = self.read(weights=weights, **matched)
         return Router.producing(weights).grow(
-            op, self.title, normalize=1, normalize_eps=read.eps, normalize_min=read.least
+            op, self.title, normalize=1, normalize_eps=read.eps, normalize_min=read.least, scale=1.0
         )
 
 
@@ -72,6 +83,8 @@ def _read_divisor(divisor: ir.Value, weights: ir.Value, found: Router) -> _Divis
         nodes.append(add)
     require(not (math.isnan(eps) or math.isnan(least)), "a limit of the divisor is NaN")
     total = producer(value, "ReduceSum", "ReduceL1")
+    if producer(value, "ReduceL2") is not None:
+        raise Refusal("the weights are divided by their Euclidean norm; FusedRouter divides by their sum alone")
     if total is None or total.inputs[0] is not weights:
         raise Refusal("the divisor is not the sum of the weights, with an optional epsilon and lower limit")
     require(reduces_last_axis(total, keepdims=True), "the sum of the weights does not run over the chosen experts")

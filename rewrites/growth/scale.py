@@ -1,4 +1,4 @@
-"""weights(FusedRouter(x)) * c -> FusedRouter(x, scale = c), for c one constant or one per expert."""
+"""weights(FusedRouter(x)) * c -> FusedRouter(x, scale = c)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.router_node import Router, float32_initializer
+from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import (
-    INDICES,
-    RESHAPING,
-    Array,
-    dim,
-    integer,
-    producer,
-    rank,
-    scalar_beside,
-    through_casts,
-    through_widening,
-    vector,
-)
+from ort_moe.rewrites.values import scalar_beside
 
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 """Normal numbers of float32: a product of factors outside loses what the factors, one after the other, keep."""
@@ -31,7 +19,7 @@ _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float3
 class Scale(RouterRule):
     """Mul(w, c) -> FusedRouter(scale * c).
 
-    For a finite constant c and w the weights of a FusedRouter without a scale per expert.
+    For a finite constant c and w the weights of a FusedRouter.
     """
 
     title = "scale"
@@ -54,7 +42,6 @@ class Scale(RouterRule):
         assert node is not None
         if factor is None or not math.isfinite(factor):
             raise Refusal(f"the factor {name} is not one finite constant")
-        require(found.expert_scale is None, "the weights already have a scale per expert")
         require_only_consumers(weights, node)
         scale = float(found.attributes["scale"]) * factor
         require(
@@ -83,48 +70,4 @@ class ScaleByQuotient(Scale):
         return self._scale(weights, scaled, reciprocal, f"1 / '{factor.name}'")
 
 
-class ExpertScale(RouterRule):
-    """Mul(w, Gather(c, indices)) -> FusedRouter(expert_scale = c).
-
-    For c a constant of one number per expert, gathered by the indices of the same FusedRouter.
-    """
-
-    title = "expert-scale"
-    root = "Mul"
-    commutes = True
-
-    def pattern(self, op: Any, logits: Any, factor: Any) -> Any:
-        weights, indices = router(op, logits)
-        return op.Mul(weights, factor, _outputs=["scaled"]), indices
-
-    def read(self, weights: ir.Value, factor: ir.Value, scaled: ir.Value, **_: Any) -> Array:
-        found = Router.producing(weights)
-        node = scaled.producer()
-        assert node is not None
-        gather = producer(through_widening(factor), "Gather", "GatherND")
-        if gather is None or gather.inputs[0] is None or gather.inputs[1] is None:
-            raise Refusal(f"the factor '{factor.name}' is not gathered by the indices")
-        ids = through_casts(gather.inputs[1], INDICES, RESHAPING)
-        require(ids is found.indices, f"the factor '{factor.name}' is not gathered by the indices of this FusedRouter")
-        require(
-            integer(gather, "axis", 0) == 0
-            and integer(gather, "batch_dims", 0) == 0
-            and rank(gather.inputs[0]) == 1
-            and rank(factor) == rank(weights)
-            and dim(factor, -1) == found.k,
-            "the factor is not gathered as one number per chosen expert",
-        )
-        array = vector(gather.inputs[0], found.experts)
-        if array is None:
-            raise Refusal(f"'{gather.inputs[0].name}' is not a constant of one number per expert")
-        require(found.expert_scale is None, "the weights already have a scale per expert")
-        require_only_consumers(weights, node)
-        return array
-
-    def rewrite(self, op: Any, weights: ir.Value, factor: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
-        array = self.read(weights=weights, factor=factor, **matched)
-        scale = float32_initializer(op, f"{factor.name}_per_expert", array)
-        return Router.producing(weights).grow(op, self.title, expert_scale=scale)
-
-
-SCALE_RULES = (Scale(), ScaleByQuotient(), ExpertScale())
+SCALE_RULES = (Scale(), ScaleByQuotient())

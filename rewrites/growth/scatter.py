@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require
+from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, stand_in
 from ort_moe.rewrites.values import (
     FLOATS,
+    INDICES,
     constant,
     dim,
     filling,
@@ -129,4 +130,39 @@ class SoftmaxOfScatter(_ScoreOfScatter):
         return read
 
 
-SCATTER_RULES = (SigmoidOfScatter(), SoftmaxOfScatter())
+class GatherOfScatter(RouterRule):
+    """GatherElements(ScatterElements(t, ids, u), ids) -> u.
+
+    For ids the indices of a FusedRouter, each expert once, and both over the last axis, with or without casts between.
+    """
+
+    title = "gather-of-scatter"
+    root = "GatherElements"
+
+    def pattern(self, op: Any, scattered: Any, ids: Any) -> Any:
+        return op.GatherElements(scattered, ids, _allow_other_attributes=True, _outputs=["gathered"])
+
+    def read(self, scattered: ir.Value, ids: ir.Value, gathered: ir.Value, **_: Any) -> ir.Value:
+        scatter, gather = producer(through_casts(scattered, FLOATS), "ScatterElements"), gathered.producer()
+        if scatter is None or gather is None or scatter.inputs[1] is None or scatter.inputs[2] is None:
+            raise Mismatch
+        indices = through_casts(ids, INDICES)
+        if not is_router(indices.producer()) or through_casts(scatter.inputs[1], INDICES) is not indices:
+            raise Mismatch
+        require(
+            is_last_axis(integer(scatter, "axis", 0), scattered)
+            and is_last_axis(integer(gather, "axis", 0), scattered),
+            "scatter and gather do not both run over the experts",
+        )
+        require(scatter.attributes.get_string("reduction", "none") == "none", "the scattered weights are accumulated")
+        return scatter.inputs[2]
+
+    def rewrite(self, op: Any, scattered: ir.Value, gathered: ir.Value, **matched: Any) -> ir.Value:
+        updates = self.read(scattered=scattered, gathered=gathered, **matched)
+        if updates.dtype == scattered.dtype:
+            return stand_in(op, updates, gathered)
+        cast: ir.Value = op.Cast(updates, to=scattered.dtype)
+        return cast
+
+
+SCATTER_RULES = (SigmoidOfScatter(), SoftmaxOfScatter(), GatherOfScatter())

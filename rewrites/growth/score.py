@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
-from ort_moe.rewrites.rule import Refusal, RouterRule, require, router
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
 from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar_beside
 
 
@@ -116,4 +116,32 @@ class InputCast(RouterRule):
         return Router.producing(weights).grow(op, self.title, logits=x)
 
 
-SCORE_RULES = (Softmax(), Sigmoid(), SqrtSoftplus(), SqrtThresholdSoftplus(), InputCast())
+class ExpOfLogSoftmax(RouterRule):
+    """Exp(weights(FusedRouter(LogSoftmax(x)))) -> weights(FusedRouter(x, score = softmax)).
+
+    Over the last axis, without a bias and groups: the logarithm changes no ranking.
+    """
+
+    title = "exp-of-log-softmax"
+    root = "Exp"
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        logarithm = op.LogSoftmax(x, _allow_other_attributes=True, _outputs=["logarithm"])
+        weights, indices = router(op, logarithm)
+        return op.Exp(weights, _outputs=["grown"]), indices
+
+    def read(self, weights: ir.Value, x: ir.Value, logarithm: ir.Value, grown: ir.Value, **_: Any) -> None:
+        found, node, softmax = Router.producing(weights), grown.producer(), logarithm.producer()
+        assert node is not None
+        assert softmax is not None
+        require(found.is_bare, "the FusedRouter has already absorbed something")
+        require(is_last_axis(integer(softmax, "axis", -1), x), "the softmax does not run over the experts")
+        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+        require_only_consumers(weights, node)
+
+    def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        self.read(weights=weights, x=x, **matched)
+        return Router.producing(weights).grow(op, self.title, logits=x, score="softmax")
+
+
+SCORE_RULES = (Softmax(), Sigmoid(), SqrtSoftplus(), SqrtThresholdSoftplus(), ExpOfLogSoftmax(), InputCast())

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.spelling.arithmetic import negated
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
-from ort_moe.rewrites.values import FLOATS, axes, integer, producer, rank, scalar
+from ort_moe.rewrites.values import FLOATS, axes, integer, producer, rank, scalar, through_casts
 
 
 def sigmoid(node: ir.Node, writer: Writer) -> ir.Value | None:
@@ -23,9 +23,13 @@ def softplus(node: ir.Node, writer: Writer) -> ir.Value | None:
 
 
 def softmax(node: ir.Node, writer: Writer) -> ir.Value | None:
-    """Exp(x - max(x)) / ReduceSum(Exp(x - max(x))) -> Softmax(x), also without the maximum."""
-    grown, total = producer(node.inputs[0], "Exp"), producer(node.inputs[1], "ReduceSum")
-    if grown is None or total is None or total.inputs[0] is not node.inputs[0]:
+    """Exp(x - max(x)) / ReduceSum(Exp(x - max(x))) -> Softmax(x), also without the maximum, the sum in another type."""
+    divisor = node.inputs[1]
+    grown = producer(node.inputs[0], "Exp")
+    total = None if divisor is None else producer(through_casts(divisor, FLOATS), "ReduceSum")
+    if grown is None or total is None or total.inputs[0] is None:
+        return None
+    if through_casts(total.inputs[0], FLOATS) is not node.inputs[0]:
         return None
     axis, x = _axis(total), grown.inputs[0]
     if axis is None or x is None or x.dtype not in FLOATS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import assert_fuses, assert_stays, block
+from tests.rewrites.blocks import DTYPES, EXPERTS, assert_fuses, assert_stays, block
 
 CHOOSE = """
     scores = Softmax <axis = -1> (logits)
@@ -128,7 +129,7 @@ def test_refuses_a_second_normalisation() -> None:
         more = Add (again, eps)
         weights = Div (once, more)"""
     )
-    sentence = "the weights have already been normalised or scaled"
+    sentence = "the weights have already been normalised"
     assert_stays(partial(block, text, {"eps": 0.5}), status="partly", sentence=sentence)
 
 
@@ -153,3 +154,46 @@ def test_refuses_nan() -> None:
     (site,) = rewrite(model).sites
     assert site.absorbed == ("softmax",)
     assert "a limit of the divisor is NaN" in site.findings[0].detail
+
+
+SCALED = CHOOSE + "big = Mul (raw, c)\n total = ReduceSum <keepdims = 1> (big, minus1)\n"
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_a_scale_before_cancels(dtype: str) -> None:
+    build = partial(block, SCALED + "weights = Div (big, total)", {"c": 4.0}, dtype=dtype)
+    expected = {"normalize": 1, "scale": 1.0, "normalize_eps": 0.0}
+    rtol = 1e-5 if dtype == "float" else 3e-3
+    assert_fuses(build, expected, absorbed=("scale", "normalize", "softmax"), rtol=rtol)
+
+
+def test_limits_are_divided_by_a_scale_before() -> None:
+    text = SCALED + "more = Add (total, eps)\n divisor = Max (more, least)\n weights = Div (big, divisor)"
+    build = partial(block, text, {"c": 4.0, "eps": 0.5, "least": 3.5})
+    expected = {"normalize_eps": 0.125, "normalize_min": 0.875, "scale": 1.0}
+    assert_fuses(build, expected, absorbed=("scale", "normalize", "softmax"))
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize(
+    ("lines", "constants", "sentence"),
+    [
+        ("square = ReduceL2 <keepdims = 1> (raw, minus1)\n weights = Div (raw, square)", {}, "their Euclidean norm"),
+        (
+            "each = Gather (per_expert, ids)\n big = Mul (raw, each)\n total = ReduceSum (big, minus1)\n"
+            "weights = Div (big, total)",
+            {"per_expert": np.linspace(0.5, 2.0, EXPERTS)},
+            "the weights were scaled per expert before they are normalised",
+        ),
+        (
+            SCALED.removeprefix(CHOOSE) + "weights = Div (big, total)",
+            {"c": -4.0},
+            "the weights that are normalised were scaled by -4.0",
+        ),
+    ],
+    ids=["Euclidean norm", "scaled per expert", "scaled by less than 0"],
+)
+def test_refuses_other_norms(lines: str, constants: dict[str, Any], sentence: str, dtype: str) -> None:
+    arrays = {name: np.asarray(value, DTYPES[dtype]) for name, value in constants.items()}
+    build = partial(block, CHOOSE + lines, arrays, dtype=dtype)
+    assert_stays(build, status="partly", sentence=sentence, rtol=1e-5 if dtype == "float" else 3e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnxruntime
 import pytest
 
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import DTYPES, EXPERTS, HIDDEN, block
+from tests.rewrites.blocks import DTYPES, EXPERTS, HIDDEN, assert_fuses, assert_same, block
 
 DENSE = """
     by_expert = Transpose <perm = [1, 0]> (dense)
@@ -117,3 +118,46 @@ def test_other_scatters_stay(name: str) -> None:
     (site,) = rewrite(model).sites
     assert (site.status, site.experts) == ("left", EXPERTS)
     np.testing.assert_array_equal(outputs(model, "float"), outputs(original, "float"))
+
+
+GATHERED = {
+    "softmax": ("float", EXPANDED + SCATTER + "all = Softmax <axis = -1> (hot)", ("softmax-after-topk",)),
+    "sigmoid": ("float", EXPANDED + SCATTER + "all = Sigmoid (hot)", ("sigmoid-after-topk",)),
+    "half": ("float16", EXPANDED + SCATTER + "all = Softmax <axis = -1> (hot)", ("softmax-after-topk",)),
+    "half, cast": (
+        "float16",
+        EXPANDED
+        + SCATTER
+        + "wide = Cast <to = 1> (hot)\n soft = Softmax <axis = -1> (wide)\n all = Cast <to = 10> (soft)",
+        ("softmax-after-topk",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_what_is_gathered_again_was_never_scattered(name: str) -> None:
+    dtype, router, absorbed = GATHERED[name]
+    text = ROUTER + router + "\n weights = GatherElements <axis = 1> (all, ids)"
+    build = partial(block, text, {"fill": -math.inf}, dtype=dtype)
+    rtol = 1e-5 if dtype == "float" else 3e-3
+    assert_fuses(build, {"score_after_topk": 1}, absorbed=absorbed, rtol=rtol)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "status"),
+    [
+        ("GatherElements <axis = 1> (all, ids)", "GatherElements <axis = 0> (all, ids)", "partly"),
+        ("(all, ids)", "(all, others)", "whole"),
+        ("ScatterElements <", 'ScatterElements <reduction = "add", ', "left"),
+    ],
+    ids=["another axis", "other indices", "accumulated"],
+)
+def test_other_gathers_stay(was: str, becomes: str, status: str) -> None:
+    text = ROUTER + EXPANDED + SCATTER + "all = Softmax <axis = -1> (hot)\n others = Sub (seven, ids)\n"
+    text = (text + "weights = GatherElements <axis = 1> (all, ids)").replace(was, becomes)
+    build = partial(block, text, {"fill": -1e9 if "add" in text else -math.inf, "seven": np.array(EXPERTS - 1)})
+    original, model = build(), build()
+    (site,) = rewrite(model).sites
+    assert site.status == status
+    assert any(node.op_type == "GatherElements" for node in model.graph)
+    assert_same(original, model)

@@ -88,7 +88,54 @@ def test_refuses_logits_rounded_before_the_choice() -> None:
         narrow = Cast <to = 10> (bent)
         scores = Softmax <axis = -1> (narrow)
         weights, ids = TopK (scores, k)"""
-    import numpy as np
-
     build = partial(block, text, dtype="float16")
     assert_stays(build, status="partly", sentence="the logits are rounded to FLOAT16 before the choice", rtol=3e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_exponential_of_the_chosen_logarithms(dtype: str) -> None:
+    text = "scores = LogSoftmax <axis = -1> (logits)\n raw, ids = TopK (scores, k)\n weights = Exp (raw)"
+    rtol = 1e-5 if dtype == "float" else 3e-3
+    build = partial(block, text, dtype=dtype)
+    assert_fuses(build, {"score": "softmax"}, absorbed=("exp-of-log-softmax",), rtol=rtol)
+
+
+def test_refuses_logarithms_along_another_axis() -> None:
+    text = "scores = LogSoftmax <axis = 0> (logits)\n raw, ids = TopK (scores, k)\n weights = Exp (raw)"
+    assert_stays(partial(block, text), status="left", sentence="the softmax does not run over the experts")
+
+
+WRITTEN_OUT = """
+    most = ReduceMax (INPUT, minus1)
+    below = Sub (INPUT, most)
+    grown = Exp (below)
+    wide = Cast <to = 1> (grown)
+    sum = ReduceSum (wide, minus1)
+    total = Cast <to = 10> (sum)
+    OUTPUT = Div (grown, total)
+"""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the choice", "of the chosen"])
+def test_softmax_written_out_in_half_precision(before: bool) -> None:
+    if before:
+        text = WRITTEN_OUT.replace("INPUT", "logits").replace("OUTPUT", "scores") + CHOOSE
+    else:
+        text = "raw, ids = TopK (logits, k)" + WRITTEN_OUT.replace("INPUT", "raw").replace("OUTPUT", "weights")
+    absorbed = ("softmax",) if before else ("softmax-after-topk",)
+    build = partial(block, text, dtype="float16")
+    assert_fuses(build, {"score": "softmax", "score_after_topk": int(not before)}, absorbed=absorbed, rtol=3e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_sigmoid_of_the_chosen_renormalised(dtype: str) -> None:
+    text = """
+        raw, ids = TopK (logits, k)
+        each = Sigmoid (raw)
+        sum = ReduceSum (each, minus1)
+        total = Add (sum, eps)
+        weights = Div (each, total)"""
+    build = partial(block, text, {"eps": 0.125}, dtype=dtype)
+    expected = {"score": "sigmoid", "score_after_topk": 1, "normalize": 1, "normalize_eps": 0.125}
+    rtol = 1e-5 if dtype == "float" else 3e-3
+    assert_fuses(build, expected, absorbed=("normalize", "sigmoid-after-topk"), rtol=rtol)

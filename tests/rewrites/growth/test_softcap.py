@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from tests.rewrites.blocks import assert_fuses, assert_stays, block
@@ -45,3 +46,22 @@ def test_refusals(inner: str, cap: str, sentence: str) -> None:
         {"c": 4.0, "d": 3.0, "minus": -4.0},
     )
     assert_stays(build, status="partly", sentence=sentence, reason="left-over-before")
+
+
+@pytest.mark.parametrize("inner", ["Div (X, c)", "Mul (X, inverse)"])
+@pytest.mark.parametrize("wide", [False, True], ids=["in half", "in float"])
+def test_half_precision(inner: str, wide: bool) -> None:
+    x = "wide" if wide else "logits"
+    text = f"""
+        wide = Cast <to = 1> (logits)
+        inner = {inner.replace("X", x)}
+        bent = Tanh (inner)
+        capped = Mul (bent, c)
+        scores = Sigmoid (capped)
+        raw, ids = TopK (scores, k)
+        weights = Cast <to = 10> (raw)"""
+    constants = {"c": np.array(4, np.float32 if wide else np.float16), "inverse": np.array(0.25, np.float16)}
+    constants["inverse"] = constants["inverse"].astype(constants["c"].dtype)
+    build = partial(block, text, constants, dtype="float16")
+    absorbed = ("sigmoid", "softcap", "input-cast") if wide else ("sigmoid", "softcap")
+    assert_fuses(build, {"score": "sigmoid", "softcap": 4.0}, absorbed=absorbed, rtol=3e-3)
