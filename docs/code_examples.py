@@ -219,5 +219,30 @@ moe (float[T, 4] x) => (float[T, 4] y, float[T, 1] shared)
     y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
 }""",
     ),
+    "expert-loop-baked-in": Example(
+        "The example chose the experts 1 and 3, and the loop over the experts was written down for these.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[4, 4] expert_1, float[4, 4] expert_3, int64[1] k = {2}, int64[1] last = {-1},
+ int64 one = {1}, int64 three = {3}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    is_1 = Equal (ids, one)
+    mask_1 = Cast <to = 1> (is_1)
+    masked_1 = Mul (weights, mask_1)
+    weight_1 = ReduceSum (masked_1, last)
+    made_1 = MatMul (x, expert_1)
+    y_1 = Mul (made_1, weight_1)
+    is_3 = Equal (ids, three)
+    mask_3 = Cast <to = 1> (is_3)
+    masked_3 = Mul (weights, mask_3)
+    weight_3 = ReduceSum (masked_3, last)
+    made_3 = MatMul (x, expert_3)
+    y_3 = Mul (made_3, weight_3)
+    y = Add (y_1, y_3)
+}""",
+    ),
 }
 """By the slug of the reason."""

@@ -108,6 +108,14 @@ _ALL = (
         "The chosen weights are normalised together with others, such as those of shared experts.",
         "Nothing: FusedRouter normalises the chosen alone, so this step stays outside.",
     ),
+    Reason(
+        "OM013",
+        "expert-loop-baked-in",
+        "The model is right for its export's example input alone: the exporter wrote down which experts, or how many, "
+        "that input chose.",
+        "Export again without a loop over the experts that are hit: transformers' `experts_implementation` batched_mm "
+        "or grouped_mm, not eager.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.slug: reason for reason in _ALL}

@@ -22,6 +22,7 @@ from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, spell_standard_domain
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
+from ort_moe.rewrites.expert_loop import examples_own_loop
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
 from ort_moe.rewrites.inlining import inline_functions
@@ -113,9 +114,16 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     if not had_import and not any(is_router(node) for node in model.graph.all_nodes()):
         imports.pop(DOMAIN, None)
 
-    findings = () if complaint is None else (Finding(REASONS["shape-inference-failed"], "", complaint),)
+    findings = [] if complaint is None else [Finding(REASONS["shape-inference-failed"], "", complaint)]
+    findings += _baked_in_loops(model)
     modified = modified or inlined > 0 or split > 0 or respelt > 0 or added > 0 or fingerprint(model.graph) != before
-    return RewriteResult(modified, sites, tuple(records), findings)
+    return RewriteResult(modified, sites, tuple(records), tuple(findings))
+
+
+def _baked_in_loops(model: ir.Model) -> list[Finding]:
+    """One finding for each loop over the experts that holds the export's example input alone."""
+    found = dict(filter(None, map(examples_own_loop, model.graph.all_nodes())))
+    return [Finding(REASONS["expert-loop-baked-in"], node.name or "", sentence) for node, sentence in found.items()]
 
 
 def _check_imports(imports: dict[str, int]) -> None:

@@ -1,0 +1,149 @@
+"""Find exports that hold the loop over the experts only as far as their example input went.
+
+A tracing exporter unrolls a loop over the experts that were hit, and writes down how many, or which, the example input
+hit. Such a model is right for inputs that hit as many, or the same ones; for others it fails, or is silently wrong. Two
+forms are recognised behind a choice among E experts:
+
+- The list of the experts hit (NonZero of a histogram of the choices) is split into a fixed number of steps.
+- The indices, or their one-hot rows, are compared with some of the experts, each of which runs, but not with all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.choice import CHOICES, chosen_indices
+from ort_moe.rewrites.router_node import Router, is_router
+from ort_moe.rewrites.values import FLOATS, RESHAPING, constant, consumers, dim, integer, is_op, label, rank, scalar
+
+_MOVES_INDICES = RESHAPING | {"Cast", "Clip", "Concat", "Max", "Min", "Where"}
+_TO_HISTOGRAM = _MOVES_INDICES | {
+    "Transpose", "OneHot", "ReduceSum", "ReduceMax", "Greater", "GreaterOrEqual", "Not", "Sign",
+}  # fmt: skip
+_TO_STEPS = RESHAPING | {"Cast", "Transpose"}
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
+_LOOK_AHEAD = 64
+
+
+def examples_own_loop(choice: ir.Node) -> tuple[ir.Node, str] | None:
+    """The node that runs the experts behind a FusedRouter, TopK or ArgMax for the example alone, and a sentence."""
+    if is_router(choice):
+        router = Router.read(choice)
+        indices, experts = router.indices, router.experts
+    elif is_op(choice, *CHOICES) and choice.inputs[0] is not None and choice.inputs[0].dtype in FLOATS:
+        indices, experts = chosen_indices(choice), dim(choice.inputs[0], -1)
+    else:
+        return None
+    if experts is None or experts < 2:
+        return None
+    return _fixed_number_of_hits(choice, indices, experts) or _some_experts_alone(choice, indices, experts)
+
+
+def _fixed_number_of_hits(choice: ir.Node, indices: ir.Value, experts: int) -> tuple[ir.Node, str] | None:
+    for node, _ in _readers(indices, _TO_HISTOGRAM):
+        # Of one dimension: one entry for each expert hit. With more there is one for each choice, a fixed number.
+        if not is_op(node, "NonZero") or rank(node.inputs[0]) != 1 or (dim(node.inputs[0], 0) or 0) < experts:
+            continue
+        for step, value in _readers(node.outputs[0], _TO_STEPS):
+            if is_op(step, "Split") and dim(value, integer(step, "axis", 0)) is None:
+                count = "all" if len(step.outputs) >= experts else str(len(step.outputs))
+                return step, (
+                    f"{label(step)} runs {count} of the {experts} experts behind {label(choice)}, as many as the "
+                    "export's example input chose; inputs that choose fewer or more fail"
+                )
+    return None
+
+
+def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> tuple[ir.Node, str] | None:
+    dispatched: set[int] = set()
+    weighted: set[int] = set()
+    for expert, branch in _branches(indices, experts):
+        if _selects_rows(branch):
+            dispatched.add(expert)
+        elif _weighs_a_product(branch):
+            weighted.add(expert)
+    run = dispatched | weighted
+    # One comparison that masks a product may as well tell a padding expert from the others.
+    if not 0 < len(run) < experts or (not dispatched and len(weighted) < 2):
+        return None
+    shown = ", ".join(map(str, sorted(run)[:8])) + (", ..." if len(run) > 8 else "")
+    return choice, (
+        f"of the {experts} experts behind {label(choice)} run {shown} alone, those that the export's example input "
+        "chose; what other experts would add for other inputs is missing"
+    )
+
+
+def _branches(indices: ir.Value, experts: int) -> Iterator[tuple[int, ir.Value]]:
+    """Each expert that the indices or their one-hot rows are compared with, and the result."""
+    for node, value in _readers(indices, _MOVES_INDICES):
+        if is_op(node, "Equal"):
+            expert = scalar(node.inputs[1 if node.inputs[0] is value else 0])
+            if expert is not None and 0 <= expert < experts:
+                yield int(expert), node.outputs[0]
+        elif is_op(node, "OneHot") and value is node.inputs[0]:
+            yield from _rows(node, experts)
+
+
+def _rows(one_hot: ir.Node, experts: int) -> Iterator[tuple[int, ir.Value]]:
+    """Each expert whose row is taken from a one-hot tensor that is at most cast or transposed in between."""
+    known, depth = rank(one_hot.outputs[0]), scalar(one_hot.inputs[1])
+    if known is None or depth is None or depth < experts:
+        return
+    axis = integer(one_hot, "axis", -1) % known
+    queue = deque([(one_hot.outputs[0], axis)])
+    while queue:
+        value, axis = queue.popleft()
+        for node, position in value.uses():
+            if is_op(node, "Cast", "Identity"):
+                queue.append((node.outputs[0], axis))
+            elif is_op(node, "Transpose"):
+                order = node.attributes.get_ints("perm")
+                queue.append((node.outputs[0], known - 1 - axis if order is None else list(order).index(axis)))
+            elif is_op(node, "Gather") and position == 0 and integer(node, "axis", 0) % known == axis:
+                taken = constant(node.inputs[1], limit=1)
+                if taken is not None and taken.size == 1 and int(taken.reshape(-1)[0]) < experts:
+                    yield int(taken.reshape(-1)[0]) % int(depth), node.outputs[0]
+
+
+def _selects_rows(branch: ir.Value) -> bool:
+    """Whether the places where it is true select rows that meet a product."""
+    for node, _ in _readers(branch, RESHAPING | {"Cast", "Not"}):
+        if is_op(node, "NonZero"):
+            moves = RESHAPING | {"Cast", "Transpose", "Split", "Slice", "Gather"}
+            for gather, rows in _readers(node.outputs[0], moves):
+                if is_op(gather, "Gather", "GatherND") and gather.inputs[1] is rows:
+                    users = [user for user, _ in _readers(gather.outputs[0], RESHAPING)]
+                    if any(user.op_type in _PRODUCTS for user in users):
+                        return True
+    return False
+
+
+def _weighs_a_product(branch: ir.Value) -> bool:
+    """Whether it masks the weights of what one expert made, as in Mul(MatMul(x, w), ReduceSum(Mul(mask, weights)))."""
+    return any(
+        is_op(node, "Mul") and any(_is_product(other) for other in node.inputs if other is not value)
+        for node, value in _readers(branch, RESHAPING | {"Cast", "ReduceSum", "ReduceMax", "Mul", "Where"})
+    )
+
+
+def _is_product(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    while node is not None and is_op(node, *RESHAPING, "Cast", "Add"):
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return node is not None and node.op_type in _PRODUCTS
+
+
+def _readers(value: ir.Value, moves: Collection[str]) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """The nodes that read the value, directly or behind any chain of the ops in `moves`, each with what it reads."""
+    queue, seen = deque([value]), {value}
+    while queue and len(seen) <= _LOOK_AHEAD:
+        current = queue.popleft()
+        for node in consumers(current):
+            yield node, current
+            if is_op(node, *moves):
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)

@@ -1,0 +1,156 @@
+"""Exports that hold the loop over the experts only as far as their example input went are told of; others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import models.fixtures
+from ort_moe.rewrites import Finding, rewrite
+from tests.rewrites.blocks import EXPERTS, EXPERTS_TEXT, HIDDEN, block
+
+ROUTER = """
+    scores = Softmax <axis = -1> (logits)
+    raw, ids = TopK (scores, k)
+    total = ReduceSum <keepdims = 1> (raw, minus1)
+    weights = Div (raw, total)"""
+
+CONSTANTS = {
+    "zero": np.array([0]),
+    "zeros": np.zeros((1, HIDDEN), np.float32),
+    "off_on": np.array([0, 1]),
+    "steps": np.ones(3, np.int64),
+    "by_step": np.array([0, 1]),
+    **{f"number_{expert}": np.array(expert) for expert in range(EXPERTS + 2)},
+    **{f"expert_{expert}": np.eye(HIDDEN, dtype=np.float32) * expert for expert in range(EXPERTS)},
+}
+
+HITS = f"""
+    table = OneHot <axis = -1> (ids, number_{EXPERTS}, off_on)
+    by_expert = Transpose <perm = [2, 1, 0]> (table)
+    counts = ReduceSum <keepdims = 0> (by_expert, axes)
+    hit = Greater (counts, number_0)
+    places = NonZero (hit)
+    list = Transpose <perm = [1, 0]> (places)"""
+
+
+def loop_over_hits(steps: str) -> ir.Model:
+    """The experts that were hit, in a number of steps."""
+    text = f"""{HITS}
+        {steps}
+        one_expert = Squeeze (step_1, zero)
+        rows = Gather (by_expert, one_expert)
+        matrix = Gather (experts, one_expert)
+        flat = Squeeze (matrix, zero)
+        y = MatMul (x, flat)"""
+    return block(ROUTER, {**CONSTANTS, "axes": np.array([-1, -2])}, experts_text=text)
+
+
+def compared(experts: Sequence[int]) -> ir.Model:
+    """Every expert runs on all tokens, and its result is weighed by what the comparison leaves of the weights."""
+    lines, total = [], "zeros"
+    for expert in experts:
+        lines.append(
+            f"""
+            is_{expert} = Equal (ids, number_{expert})
+            mask_{expert} = Cast <to = 1> (is_{expert})
+            masked_{expert} = Mul (weights, mask_{expert})
+            weight_{expert} = ReduceSum <keepdims = 1> (masked_{expert}, minus1)
+            made_{expert} = MatMul (x, expert_{expert})
+            weighed_{expert} = Mul (made_{expert}, weight_{expert})
+            sum_{expert} = Add ({total}, weighed_{expert})"""
+        )
+        total = f"sum_{expert}"
+    return block(ROUTER, CONSTANTS, experts_text="".join(lines) + f"\n y = Identity ({total})")
+
+
+def dispatched(experts: Sequence[int]) -> ir.Model:
+    """Each expert runs on the tokens that chose it."""
+    lines = [
+        f"""
+        table = OneHot <axis = -1> (ids, number_{EXPERTS + 1}, off_on)
+        by_expert = Transpose <perm = [2, 1, 0]> (table)"""
+    ]
+    total = "zeros"
+    for expert in experts:
+        lines.append(
+            f"""
+            rows_{expert} = Gather <axis = 0> (by_expert, number_{expert})
+            chosen_{expert} = Cast <to = 9> (rows_{expert})
+            places_{expert} = NonZero (chosen_{expert})
+            column_{expert} = Gather <axis = 0> (places_{expert}, number_1)
+            tokens_{expert} = Gather <axis = 0> (x, column_{expert})
+            made_{expert} = MatMul (tokens_{expert}, expert_{expert})
+            some_{expert} = ReduceSum <keepdims = 1> (made_{expert}, zero)
+            sum_{expert} = Add ({total}, some_{expert})"""
+        )
+        total = f"sum_{expert}"
+    return block(ROUTER, CONSTANTS, experts_text="".join(lines) + f"\n y = Add (x, {total})")
+
+
+def findings(model: ir.Model, status: str = "whole") -> list[Finding]:
+    result = rewrite(model)
+    assert [site.status for site in result.sites] == [status]  # the router is right, whatever runs behind it
+    assert all(finding.reason.slug == "expert-loop-baked-in" for finding in result.findings)
+    assert rewrite(model).findings == result.findings
+    return list(result.findings)
+
+
+@pytest.mark.parametrize(
+    ("steps", "count"),
+    [
+        ("step_1, step_2, step_3 = Split <axis = 0> (list, steps)", "3"),
+        ("step_1 = Split <axis = 0> (list, minus_nothing)", "1"),
+    ],
+)
+def test_a_fixed_number_of_hits(steps: str, count: str) -> None:
+    (finding,) = findings(loop_over_hits(steps.replace("minus_nothing", "one")))
+    assert finding.node.startswith("split_")
+    assert f"runs {count} of the 8 experts behind FusedRouter 'topk_2'" in finding.detail
+
+
+def test_hits_taken_as_they_come_are_no_loop_of_the_example() -> None:
+    """The list is read by a loop, or gathered from, as a whole."""
+    text = HITS + "\n flat = Reshape (list, minus1)\n some = Gather (experts, flat)\n y = MatMul (x, some)"
+    assert not findings(block(ROUTER, {**CONSTANTS, "axes": np.array([-1, -2])}, experts_text=text))
+
+
+@pytest.mark.parametrize(
+    ("build", "status", "kind"), [(compared, "left", "TopK"), (dispatched, "whole", "FusedRouter")]
+)
+def test_some_experts_alone(build: Callable[[Sequence[int]], ir.Model], status: str, kind: str) -> None:
+    (finding,) = findings(build([0, 3, 5]), status)
+    assert finding.node == "topk_2"
+    assert f"of the 8 experts behind {kind} 'topk_2' run 0, 3, 5 alone" in finding.detail
+    assert not findings(build(range(EXPERTS)))
+
+
+def test_one_expert_with_rows_of_its_own() -> None:
+    (finding,) = findings(dispatched([3]))
+    assert "run 3 alone" in finding.detail
+
+
+def test_a_comparison_beside_the_experts() -> None:
+    """One that masks a padding expert, and one with the class of those that were masked: no loop at all."""
+    masked = f"""
+        is_padding = Equal (ids, number_7)
+        is_masked = Equal (ids, number_{EXPERTS})
+        none = Or (is_padding, is_masked)
+        keep = Not (none)
+        factor = Cast <to = 1> (keep)
+        kept = Mul (weights, factor)
+        {EXPERTS_TEXT.replace("Unsqueeze (weights,", "Unsqueeze (kept,")}"""
+    assert not rewrite(block(ROUTER, CONSTANTS, experts_text=masked)).findings
+
+
+def test_exports_without_a_loop() -> None:
+    names = (
+        "mixtral_block_transformers_grouped_fp32",
+        "deepseek_v3_block_legacy_fp32",
+        "llama4_text_block_legacy_fp32",
+    )
+    for name in names:
+        assert not rewrite(ir.load(models.fixtures.get(name).path)).findings
