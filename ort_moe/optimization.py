@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ort_moe.report import Report
+    from ort_moe.rewrites import Finding
     from ort_moe.verification import Verification
 
 
@@ -90,7 +91,7 @@ def optimize(
     with StagedModel(model, output, source=source, external_data=external_data, force=force) as staged:
         if verify and report.matched:
             try:
-                report = replace(report, verification=_prove(source, staged.path))
+                report = replace(report, verification=_prove(source, staged.path, report.findings))
             except EnvironmentUnfitError as error:
                 report = replace(report, warnings=(*report.warnings, f"not verified: {error}"))
         elif report.matched:
@@ -110,10 +111,16 @@ def _fused(model: ir.Model) -> Counter[str]:
     )
 
 
-def _prove(source: str | os.PathLike[str], optimized: str | os.PathLike[str]) -> Verification:
+def _prove(
+    source: str | os.PathLike[str], optimized: str | os.PathLike[str], findings: Sequence[Finding]
+) -> Verification:
     from ort_moe.verification import verify
 
     verification = verify(source, optimized)
     if not verification.passed:
-        raise VerificationError(f"verification failed, nothing was put in place: {verification.failure}", verification)
+        # What is wrong with the original is a likelier cause than what was done to it.
+        causes = "".join(f"; {finding.reason}: {finding.detail}" for finding in findings)
+        raise VerificationError(
+            f"verification failed, nothing was put in place: {verification.failure}{causes}", verification
+        )
     return verification

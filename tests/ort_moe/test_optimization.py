@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
@@ -22,6 +23,7 @@ from ort_moe.ops import DOMAIN
 from ort_moe.optimization import optimize
 from ort_moe.verification import SiteCheck, Verification
 from tests.ort_moe.tiny_models import original, save
+from tests.rewrites.expert_loops import loop_over_hits
 
 
 @pytest.fixture
@@ -126,6 +128,14 @@ def test_failed_verification_puts_nothing_in_place(source: Path, monkeypatch: py
     assert output.read_bytes() == b"the model of yesterday"
     assert not seen[0].exists()
     assert sorted(p.name for p in source.parent.iterdir()) == ["model.onnx", "out.onnx", "weights.bin"]
+
+
+def test_failed_verification_tells_of_a_loop_baked_into_the_export(tmp_path: Path) -> None:
+    source = tmp_path / "eager.onnx"
+    ir.save(loop_over_hits("step_1, step_2, step_3 = Split <axis = 0> (list, steps)"), source)
+    with pytest.raises(VerificationError, match="OM013 expert-loop-baked-in: Split 'split_11' runs 3 of the 8 experts"):
+        optimize(source, tmp_path / "out.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["eager.onnx"]
 
 
 def test_interrupt_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
