@@ -16,11 +16,9 @@ from ort_moe.rewrites import RULES, rewrite
 from ort_moe.verification.runnable_model import RunnableModel
 
 NOT_WHOLE: dict[str, tuple[str, str] | None] = {
-    "deepseek_v4_*_bf16": ("partly", "left-over-before"),
     "inkling_text_*_grouped_*": None,
     "inkling_text_*": ("left", "left-over-after"),
-    "mistral4_*_fp16": ("left", "left-over-after"),
-    "phimoe_*": None,
+    "phimoe_*_grouped_*": ("left", "argmax-form"),
     "zaya_*_grouped_*": ("partly", "left-over-after"),
     "zaya_*": None,
 }
@@ -59,7 +57,8 @@ def test_fixture(fixture: Fixture, tmp_path: Path) -> None:
     else:
         status, reason = expected
         assert [site.status for site in routers] == [status] * fixture.layers, [site.findings for site in routers]
-        assert {(site.experts, site.k) for site in routers} == {(fixture.experts, fixture.k)}
+        if status != "left":
+            assert {(site.experts, site.k) for site in routers} == {(fixture.experts, fixture.k)}
         for site in routers:
             assert (reason is None) == (not site.findings)
             assert reason is None or reason in [finding.reason.slug for finding in site.findings]
