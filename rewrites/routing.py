@@ -243,15 +243,17 @@ def _holds_all_experts(value: ir.Value | None, experts: int) -> bool:
 
 
 def _comes_from_linear_layer(scores: ir.Value | None, experts: int) -> bool:
-    """Whether a matrix product of that width made the scores, up to element-wise steps."""
-    queue, seen = deque([scores]), {scores}
+    """Whether a matrix product of that width, or a wider one that was cut, made the scores by element-wise steps."""
+    queue, seen = deque([(scores, False)]), {scores}
     while queue and len(seen) <= _LOOK_AHEAD:
-        current = queue.popleft()
+        current, cut = queue.popleft()
         node = None if current is None else current.producer()
-        if is_op(node, "MatMul", "Gemm") and node is not None and dim(node.outputs[0], -1) == experts:
-            return True
-        if is_op(node, *_SCORES) and node is not None:
+        if node is not None and is_op(node, "MatMul", "Gemm"):
+            width = dim(node.outputs[0], -1) or 0
+            if width == experts or (cut and width > experts):
+                return True
+        elif node is not None and is_op(node, "Slice", *_SCORES):
             fresh = [value for value in node.inputs if value not in seen]
             seen.update(fresh)
-            queue.extend(fresh)
+            queue.extend((value, cut or node.op_type == "Slice") for value in fresh)
     return False

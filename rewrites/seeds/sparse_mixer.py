@@ -20,7 +20,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
-from ort_moe.rewrites.router_node import ABSORBED, TOPK, build, is_router
+from ort_moe.rewrites.choice import ranked_axis
+from ort_moe.rewrites.router_node import ABSORBED, TOPK, Router, build, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, stand_in
 from ort_moe.rewrites.values import (
@@ -68,25 +69,31 @@ class SeedSparseMixer(RouterRule):
         return op.Concat(first, second, _allow_other_attributes=True, _outputs=["joined"])
 
     def read(self, first: ir.Value, second: ir.Value, joined: ir.Value, **_: Any) -> _Mixer:
-        choices = [_choice(value) for value in (first, second)]
-        one, two = choices
+        one, two = _choice(first), _choice(second)
         if one is None or two is None or one is two:
             raise Mismatch
         logits, rest = one.inputs[0], two.inputs[0]
         assert logits is not None
         assert rest is not None
-        if _left_by_other(one) is None:
+        require(_joins(joined.producer(), [first, second]), "two choices are not joined along the last axis")
+        left = _left_by_other(one)
+        if left is None:
             router_width(one)
-            router_width(two)
+            require(
+                is_last_axis(ranked_axis(two), rest) and not integer(two, "select_last_index", 0),
+                "the second choice is not the first of the largest over the experts",
+            )
         _require_without(rest, one.outputs[0], logits)
+        if left is not None and joined.dtype in INDICES:  # the weights have been read, and may be gone
+            return _Mixer(one, logits, float(Router.read(left).attributes["mixer_threshold"]))
         weights = [_weight(choice) for choice in (one, two)]
         thresholds = [_threshold(weight, choice, logits) for weight, choice in zip(weights, (one, two), strict=True)]
         require(thresholds[0] == thresholds[1], f"the choices have the thresholds {thresholds[0]} and {thresholds[1]}")
         require(0.0 <= thresholds[0] < math.inf, f"the threshold is {thresholds[0]}")
-        axis = integer(joined.producer() or one, "axis", 0)
-        for pair in ([weight.outputs[0] for weight in weights], [choice.outputs[0] for choice in (one, two)]):
+        for pair in (weights, [one, two]) if left is None else ():
+            values = [node.outputs[0] for node in pair]
             require(
-                any(_joins(user, pair) for user in consumers(pair[0])) and is_last_axis(axis, joined),
+                any(_joins(user, values) for user in consumers(values[0])),
                 "the weights and the indices of the two choices are not each joined along the last axis",
             )
         return _Mixer(one, logits, thresholds[0])
@@ -115,7 +122,8 @@ def _left_by_other(first: ir.Node) -> ir.Node | None:
     """The FusedRouter that has taken the place of the Concat that came before, of this choice and the next."""
     logits = first.inputs[0]
     assert logits is not None
-    return next((user for user in consumers(logits) if is_router(user) and user.name == first.name), None)
+    routers = [user for user in consumers(logits) if is_router(user) and user.name == first.name]
+    return next((each for each in routers if Router.read(each).attributes["score"] == "sparse_mixer"), None)
 
 
 def _choice(value: ir.Value) -> ir.Node | None:
@@ -228,8 +236,11 @@ def _is_same(value: ir.Value | None, other: ir.Value) -> bool:
     return value is not None and through_casts(value, FLOATS) is through_casts(other, FLOATS)
 
 
-def _joins(node: ir.Node, pair: list[ir.Value]) -> bool:
-    return is_op(node, "Concat") and list(node.inputs) == pair
+def _joins(node: ir.Node | None, pair: list[ir.Value]) -> bool:
+    """Whether the node joins the two values along the last axis."""
+    if node is None or not is_op(node, "Concat") or list(node.inputs) != pair:
+        return False
+    return is_last_axis(integer(node, "axis", 0), node.outputs[0])
 
 
 SPARSE_MIXER_RULES = (SeedSparseMixer(),)
