@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar_beside
+from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar_beside, through_casts
 
 
 class _Score(RouterRule):
@@ -108,7 +108,7 @@ class InputCast(RouterRule):
         )
         if x.dtype == cast.dtype or cast.dtype == ir.DataType.FLOAT:
             return
-        if producer(x, "Softmax", "Sigmoid", "Sqrt") is None:
+        if producer(through_casts(x, FLOATS), "Softmax", "Sigmoid", "Sqrt") is None:
             raise Refusal(f"the logits are rounded to {cast.dtype} before the choice")
 
     def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
