@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
-from ort_moe.rewrites.canonicalize import canonicalize, clean_up, spell_standard_domain
+from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, spell_standard_domain
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
@@ -27,6 +27,7 @@ from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
 from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
+from ort_moe.rewrites.routing import may_route
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
 from ort_moe.rewrites.sites import Finding, Site, collect_sites
 from ort_moe.rewrites.spelling import respell
@@ -79,7 +80,8 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     start = time.perf_counter()
     inlined = inline_functions(model, SEEDED)
     records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
-    if not any(is_router(node) or is_op(node, *SEEDED) for node in model.graph.all_nodes()):
+    name_nodes(model)
+    if not any(is_router(node) or (is_op(node, *SEEDED) and may_route(node)) for node in model.graph.all_nodes()):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
         return RewriteResult(inlined > 0, collect_sites(model, lambda _: (), RefusalLog()), tuple(records))
 

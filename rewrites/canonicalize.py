@@ -53,15 +53,19 @@ def spell_standard_domain(model: ir.Model) -> None:
                 node.domain = ""
 
 
+def name_nodes(model: ir.Model) -> None:
+    """Name the nodes that have no name after their outputs, in place: findings and the report speak of them by name."""
+    for node in model.graph.all_nodes():
+        if not node.name:
+            node.name = f"{node.op_type}_{node.outputs[0].name}"
+
+
 def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     """Canonicalise, in place, a model whose standard domain is the empty string.
 
     Returns:
         Whether constants were lifted or nodes removed, and what shape inference complained of, if it failed.
     """
-    for node in model.graph.all_nodes():
-        if not node.name:  # findings and the report speak of nodes by name
-            node.name = f"{node.op_type}_{node.outputs[0].name}"
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     modified = lift(model).modified
     opset = model.graph.opset_imports[""]

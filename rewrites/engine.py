@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
@@ -30,6 +31,7 @@ from ort_moe.rewrites.growth import (
     VIEW_RULES,
 )
 from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import RefusalLog, RouterRule, RuleInfo
 from ort_moe.rewrites.seeds import (
     ARGMAX_RULES,
@@ -39,6 +41,8 @@ from ort_moe.rewrites.seeds import (
     SORT_RULES,
     SPARSE_MIXER_RULES,
 )
+from ort_moe.rewrites.tidy import tidy
+from ort_moe.rewrites.vicinity import vicinity
 
 _SEEDS = {
     "shorten sorts": SORT_RULES,
@@ -112,6 +116,9 @@ def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[st
 class Engine:
     """The chosen rules, compiled, for one run over one model.
 
+    Each router grows by itself: only the nodes around it are offered to the rules and cleaned up after each rewrite, so
+    that the time it takes does not depend on the size of the model.
+
     Attributes:
         seeding: What the seeds refused in the run.
     """
@@ -126,13 +133,20 @@ class Engine:
 
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
         """Seed and grow every router of the model, in place; records in the order of the first application."""
-        self._names = Names(model.graph)
-        self._apply(model, self._seeds, self.seeding)
+        self._model, self._names = model, Names(model.graph)
+        for name, by_root in self._seeds.items():
+            start = time.perf_counter()
+            roots = [node for node in model.graph.all_nodes() if node.op_type in by_root]
+            self._record(name, self._offer(roots, by_root, self.seeding)[0], start)
         for _ in range(_MOST_ROUNDS):
-            while self._apply(model, self._after):
-                pass
-            if not self._apply(model, self._before):
+            routers = [node for node in model.graph.all_nodes() if is_router(node)]
+            # One that has grown may leave another alone with what both read.
+            if sum(self._grow(router) for router in routers) == 0 or len(routers) == 1:
                 break
+        start = time.perf_counter()
+        if any(record.applied for record in self._records.values()):
+            clean_up(model)
+        self._record("clean up", 0, start)
         return tuple(self._records.values())
 
     def by_root(self, op_type: str) -> Iterable[RewriteRule]:
@@ -149,43 +163,78 @@ class Engine:
                     compiled[name].setdefault(rule.root, []).extend(rule.compiled())
         return compiled
 
-    def _apply(
-        self, model: ir.Model, sets: Mapping[str, Mapping[str, list[RewriteRule]]], log: RefusalLog | None = None
-    ) -> int:
-        """Apply each set once, with a clean-up after each that changed something; the number of rewrites."""
+    def _grow(self, router: ir.Node | None) -> int:
+        """Apply the rules around one router to the fixed point; the number of rewrites."""
         total = 0
-        for name, by_root in sets.items():
-            start = time.perf_counter()
-            applied = _sweep(model, by_root, log, self._names)
-            if applied:
-                clean_up(model)
-            old = self._records.get(name, PassRecord(name, 0, 0.0))
-            seconds = old.seconds + time.perf_counter() - start
-            self._records[name] = PassRecord(name, old.applied + applied, seconds)
+        for _ in range(_MOST_ROUNDS):
+            applied = 1
+            while applied:
+                applied, router = self._apply(router, self._after)
+                total += applied
+            applied, router = self._apply(router, self._before)
             total += applied
+            if not applied:
+                break
         return total
 
+    def _apply(
+        self, router: ir.Node | None, sets: Mapping[str, Mapping[str, list[RewriteRule]]]
+    ) -> tuple[int, ir.Node | None]:
+        """Offer what is around the router to each set once; the number of rewrites, and the router as it is now."""
+        total = 0
+        for name, by_root in sets.items():
+            if router is None:
+                break
+            start = time.perf_counter()
+            nodes = [node for node in vicinity(router) if node.op_type in by_root]
+            applied, router = self._offer(nodes, by_root, None, router)
+            total += applied
+            self._record(name, applied, start)
+        return total, router
 
-def _sweep(model: ir.Model, by_root: Mapping[str, list[RewriteRule]], log: RefusalLog | None, names: Names) -> int:
-    """Offer each node, those in bodies too, to the rules that end in its type; the first that holds is applied."""
-    applied = 0
-    for node in model.graph.all_nodes():
-        graph = node.graph
-        assert graph is not None
-        for rule in by_root.get(node.op_type, ()):
-            replacement = rule.try_rewrite(model, graph, node, tracer=log)  # matches within this graph alone
-            if replacement is None:
-                continue
-            for initializer in replacement.new_initializers:
-                initializer.name = names.unused(initializer.name or "constant")
-                graph.register_initializer(initializer)
-            for value in (value for new in replacement.new_nodes for value in new.outputs):
-                if value not in replacement.new_outputs:  # those take the names of what they replace
-                    value.name = names.unused("val")
-            # Nothing is removed here: other consumers may need the matched nodes, and the clean-up sees who does not.
-            ir.convenience.replace_nodes_and_values(
-                graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
-            )
-            applied += 1
-            break
-    return applied
+    def _offer(
+        self,
+        nodes: Iterable[ir.Node],
+        by_root: Mapping[str, list[RewriteRule]],
+        log: RefusalLog | None,
+        router: ir.Node | None = None,
+    ) -> tuple[int, ir.Node | None]:
+        """Offer each node to the rules that end in its type; the first that holds is applied.
+
+        Args:
+            nodes: Of types in `by_root`.
+            by_root: The rules by the type of the node they end in.
+            log: Told of refusals.
+            router: Around which these nodes are, if around any.
+        """
+        applied = 0
+        for node in nodes:
+            graph = node.graph
+            if not isinstance(graph, ir.Graph):
+                continue  # an earlier rewrite took it away
+            for rule in by_root[node.op_type]:
+                replacement = rule.try_rewrite(self._model, graph, node, tracer=log)  # matches within this graph alone
+                if replacement is not None:
+                    self._put_in(replacement, node, graph)
+                    applied += 1
+                    if router is not None and router.graph is None:
+                        routers = (new for new in replacement.new_nodes if is_router(new) and new.graph is not None)
+                        router = next(routers, None)
+                    break
+        return applied, router
+
+    def _put_in(self, replacement: Any, node: ir.Node, graph: ir.Graph) -> None:
+        for initializer in replacement.new_initializers:
+            initializer.name = self._names.unused(initializer.name or "constant")
+            graph.register_initializer(initializer)
+        for value in (value for new in replacement.new_nodes for value in new.outputs):
+            if value not in replacement.new_outputs:  # those take the names of what they replace
+                value.name = self._names.unused("val")
+        ir.convenience.replace_nodes_and_values(
+            graph, node, [], replacement.new_nodes, replacement.match.outputs, replacement.new_outputs
+        )
+        tidy(replacement.match.outputs, replacement.new_nodes)
+
+    def _record(self, name: str, applied: int, start: float) -> None:
+        old = self._records.get(name, PassRecord(name, 0, 0.0))
+        self._records[name] = PassRecord(name, old.applied + applied, old.seconds + time.perf_counter() - start)

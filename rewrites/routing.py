@@ -3,10 +3,11 @@
 A TopK followed by a softmax may as well sample a token, classify an image or attend sparsely, so what surrounds the
 *values* is no evidence. What counts is who consumes the *indices*: a router's pick the weight matrices of experts.
 
-Strong evidence, each sufficient: they gather constant matrices, one per ranked element, that meet a matrix product;
-or they scatter into rows over all ranked elements that meet a product with such a stack. Weak evidence (a one-hot or a
-comparison with every index that masks a product, rows over all ranked elements that scale what each expert made, a sort
-of all indices, a histogram) counts only where a linear layer made the ranked scores.
+Strong evidence, each sufficient: they gather constant matrices, one per ranked element, that meet a matrix product; an
+operator of another domain takes them together with such a stack of matrices; they scatter into rows over all ranked
+elements that meet a product with such a stack. Weak evidence (a one-hot or a comparison with every index that masks a
+product, rows over all ranked elements that scale what each expert made, a sort of all indices, a histogram) counts only
+where a linear layer made the ranked scores.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _SCORES = RESHAPING | {
     "Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Relu", "Exp", "Tanh", "Add", "Sub", "Mul", "Div", "Where",
 }  # fmt: skip
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
+_BY_INDEX = ("Equal", "Gather", "GatherND", "OneHot", "ScatterElements", "TopK")
+"""Standard ops that tell experts apart by an index."""
 _LOOK_AHEAD = 64
 """Nodes looked at behind a value before giving up; the chains between are shorter than 20 in every export seen."""
 
@@ -56,6 +59,8 @@ def router_width(topk: ir.Node) -> int:
     scores, k = topk.inputs[0], topk.inputs[1] if len(topk.inputs) > 1 else None
     assert scores is not None
     experts = dim(scores, -1)
+    if not may_route(topk):
+        _refuse(topk, "topk-not-a-router", "nothing is gathered, scattered or compared by its indices")
     if scores.dtype is not None and not scores.dtype.is_floating_point():
         _refuse(topk, "topk-not-a-router", f"it ranks {scores.dtype}, as a sort of indices does")
     if experts is None:
@@ -96,6 +101,11 @@ def router_width(topk: ir.Node) -> int:
     return experts
 
 
+def may_route(choice: ir.Node) -> bool:
+    """Whether anything reads the indices as those of a router are read; needs neither types nor shapes."""
+    return any(is_op(node, *_BY_INDEX) or node.domain for node, _, _ in _readers_of_indices(chosen_indices(choice)))
+
+
 def _refuse(topk: ir.Node, slug: str, sentence: str, remedy: str = "") -> NoReturn:
     raise Refusal(f"{label(topk)}: {sentence}", slug, remedy=remedy)
 
@@ -133,6 +143,8 @@ def _routes(topk: ir.Node, experts: int) -> bool:
                 compared.update(int(x) for x in others.reshape(-1))
         elif is_op(node, "TopK") and position == 0 and rank(node.inputs[0]) == 1:
             weak = True  # a sort of all choices by expert
+        elif node.domain and any(_is_expert_stack(value, experts) for value in node.inputs):
+            return True  # an operator of the experts that we do not know
     weak = weak or compared >= set(range(experts))
     return weak and _comes_from_linear_layer(topk.inputs[0], experts)
 

@@ -17,11 +17,11 @@ from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.spelling.arithmetic import ARITHMETIC
 from ort_moe.rewrites.spelling.casts import CASTS
-from ort_moe.rewrites.spelling.region import around
 from ort_moe.rewrites.spelling.scores import SCORES
 from ort_moe.rewrites.spelling.views import VIEWS
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
 from ort_moe.rewrites.values import is_op
+from ort_moe.rewrites.vicinity import around
 
 __all__ = ["SPELLINGS", "respell"]
 

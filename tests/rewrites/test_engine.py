@@ -32,7 +32,9 @@ def test_every_rule_states_its_identity(name: str) -> None:
 
 def test_unknown_names_are_refused_with_the_list() -> None:
     for arguments in ({"rules": ["normalise"]}, {"skip": ["normalise"]}):
-        with pytest.raises(ValueError, match="unknown rule 'normalise', expected one of shorten-sort, seed-group-mask, "):
+        with pytest.raises(
+            ValueError, match="unknown rule 'normalise', expected one of shorten-sort, seed-group-mask, "
+        ):
             rewrite(block(ROUTER), **arguments)
 
 

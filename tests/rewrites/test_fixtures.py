@@ -16,11 +16,7 @@ from ort_moe.rewrites import RULES, rewrite
 from ort_moe.verification.runnable_model import RunnableModel
 
 NOT_WHOLE: dict[str, tuple[str, str] | None] = {
-    "inkling_text_*_grouped_*": None,
-    "inkling_text_*": ("left", "left-over-after"),
-    "phimoe_*_grouped_*": ("left", "argmax-form"),
-    "zaya_*_grouped_*": ("partly", "left-over-after"),
-    "zaya_*": None,
+    "inkling_text_*": ("partly", "shared-normaliser"),
 }
 """Fixtures whose routers are not whole: the status and the reason of a finding; None: no site is known for a router.
 
