@@ -149,9 +149,8 @@ void FusedRouterOp::Compute(Context& context) const {
   if (device_ == Device::kCuda) {
     const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
     if (status == cudaErrorInvalidValue) {
-      throw Error("input 'logits' has " + std::to_string(experts) +
-                      " experts, and with k = " + std::to_string(config_.k) +
-                      " a row does not fit into this GPU's shared memory",
+      throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " +
+                      std::to_string(config_.k) + " a row does not fit into this GPU's shared memory",
                   ORT_EP_FAIL);
     }
     if (status != cudaSuccess) {
