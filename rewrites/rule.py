@@ -188,7 +188,7 @@ def stand_in(op: Any, value: ir.Value, old: ir.Value) -> ir.Value:
 
     The Identity goes with the next clean-up, and the name would go with it.
     """
-    if not old.is_graph_output() and not value.is_graph_output():
+    if value.producer() is not None and not (old.is_graph_output() or value.is_graph_output()):
         value.name, old.name = old.name, None
     same: ir.Value = op.Identity(value)
     return same

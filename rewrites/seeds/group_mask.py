@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
@@ -164,7 +165,7 @@ def _flat(keys: ir.Value, ranked: ir.Value) -> ir.Value:
 
 
 def _lower_bound(keys: ir.Value | None) -> float | None:
-    """What finite keys are never below; None where that is not known."""
+    """What the keys are never below, if they are finite; None where that is not known."""
     if keys is None:
         return None
     node = producer(through_casts(keys, FLOATS, RESHAPING), "Softmax", "Sigmoid", "Sqrt", "Add")
@@ -176,8 +177,8 @@ def _lower_bound(keys: ir.Value | None) -> float | None:
         array = constant(node.inputs[position])
         least = None if array is None or array.size == 0 else _lower_bound(node.inputs[1 - position])
         if least is not None and array is not None:
-            bound = least + float(array.astype("float64").min())
-            return bound if math.isfinite(bound) else None
+            summands = array.astype(np.float64)
+            return least + float(summands.min()) if np.isfinite(summands).all() else None
     return None
 
 

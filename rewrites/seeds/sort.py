@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.choice import ranked_count, taken_first
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Mismatch, RouterRule, stand_in
-from ort_moe.rewrites.values import consumers, is_op, producer
+from ort_moe.rewrites.values import consumers, integer, is_op, producer
 
 
 class ShortenSort(RouterRule):
@@ -34,6 +34,8 @@ class ShortenSort(RouterRule):
         if topk is None or count is None or taken is None or taken >= count:
             raise Mismatch
         if any(taken_first(value, user) != taken for value in topk.outputs for user in consumers(value)):
+            raise Mismatch
+        if any(value.is_graph_output() for value in topk.outputs) or not integer(topk, "sorted", 1):
             raise Mismatch
         router_width(topk)
         return taken

@@ -100,17 +100,18 @@ class SeedSparseMixer(RouterRule):
 
     def rewrite(self, op: Any, joined: ir.Value, **matched: Any) -> ir.Value:
         mixer = self.read(joined=joined, **matched)
-        name, left = mixer.first.name, _left_by_other(mixer.first)
+        left = _left_by_other(mixer.first)
         if left is not None:
             weights, indices = left.outputs[:2]
         else:
             attributes: dict[str, AttributeValue] = {"score": "sparse_mixer", "mixer_threshold": mixer.threshold}
             weights, indices = build(op, mixer.logits, None, None, {"k": 2, **attributes})
             weights.shape = indices.shape = joined.shape
-            node = weights.producer()
+            node, concat = weights.producer(), joined.producer()
             assert node is not None
-            node.name = name
-            node.metadata_props.update({TOPK: name or "", ABSORBED: self.title})
+            assert concat is not None
+            node.name = concat.name  # something else may read the first index, so that its ArgMax stays
+            node.metadata_props.update({TOPK: mixer.first.name or "", ABSORBED: self.title})
         wanted = indices if joined.dtype in INDICES else weights
         if joined.dtype == wanted.dtype:
             return wanted if left is None else stand_in(op, wanted, joined)
@@ -122,7 +123,7 @@ def _left_by_other(first: ir.Node) -> ir.Node | None:
     """The FusedRouter that has taken the place of the Concat that came before, of this choice and the next."""
     logits = first.inputs[0]
     assert logits is not None
-    routers = [user for user in consumers(logits) if is_router(user) and user.name == first.name]
+    routers = [user for user in consumers(logits) if is_router(user) and user.metadata_props.get(TOPK) == first.name]
     return next((each for each in routers if Router.read(each).attributes["score"] == "sparse_mixer"), None)
 
 

@@ -128,7 +128,7 @@ def assert_fuses(
     site, result = fused(model)
     assert site.status == "whole", site.findings
     assert site.attributes is not None
-    assert site.node in [node.name for node in original.graph if node.op_type in ("TopK", "ArgMax")]
+    assert site.node in [node.name for node in original.graph if node.op_type in ("TopK", "ArgMax", "Concat")]
     assert {name: site.attributes[name] for name in expected} == dict(expected)
     assert set(site.absorbed) == set(absorbed), site.absorbed
     assert result.modified

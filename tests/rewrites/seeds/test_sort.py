@@ -66,3 +66,17 @@ def test_other_slices_stay(was: str, becomes: str) -> None:
     (site,) = rewrite(model).sites
     assert (site.status, site.k) == ("partly", EXPERTS)
     assert_same(build(), model)
+
+
+def test_what_is_not_sorted_has_no_first() -> None:
+    model = block(SORTED.replace("TopK (scores, n)", "TopK <sorted = 0> (scores, n)"), CONSTANTS)
+    (site,) = rewrite(model).sites
+    assert (site.status, site.k) == ("partly", EXPERTS)
+
+
+def test_an_order_that_is_an_output_stays() -> None:
+    build = partial(block, SORTED, CONSTANTS, outputs=", int64[T, N] order")
+    original, model = build(), build()
+    (site,) = rewrite(model).sites
+    assert (site.status, site.k) == ("partly", EXPERTS)
+    assert_same(original, model)

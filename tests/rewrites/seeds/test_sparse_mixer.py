@@ -46,6 +46,11 @@ def test_sparse_mixer(dtype: str) -> None:
     assert_fuses(build, expected, absorbed=("seed-sparse-mixer",), rtol=rtol)
 
 
+def test_an_index_that_is_read_by_another_node() -> None:
+    build = partial(block, MIXER + "\n first = Add (i1, i1)", CONSTANTS, outputs=", int64[T, 1] first")
+    assert_fuses(build, {"score": "sparse_mixer"}, absorbed=("seed-sparse-mixer",))
+
+
 def test_bfloat16() -> None:
     (site,) = rewrite(block(MIXER, CONSTANTS, dtype="bfloat16")).sites
     assert (site.status, site.k) == ("whole", 2)
