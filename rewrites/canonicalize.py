@@ -6,36 +6,18 @@ lacks them, and identities, repeated and unused nodes go: in the main graph and 
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.shape_inference import infer_shapes, lacks_types
 from ort_moe.rewrites.values import Array, constant, is_op
-
-_INFERENCE_LOGGER = logging.getLogger("onnx_ir.passes.common.shape_inference")
 
 _SHAPE_ARITHMETIC = (
     "Add", "Cast", "Concat", "ConstantOfShape", "Equal", "Gather", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze",
     "Where",
 )  # fmt: skip
-_SHAPED_LIKE_INPUT = {
-    ("", "SimplifiedLayerNormalization"),
-    *(
-        ("com.microsoft", op_type)
-        for op_type in (
-            "BiasGelu", "BiasSoftmax", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization",
-            "SkipSimplifiedLayerNormalization",
-        )
-    ),
-}  # fmt: skip
-"""Operators of ONNX Runtime alone whose first output has the type and shape of their first input."""
-
-_FOLLOWS_SHAPES = 15
-"""Oldest standard operator set whose inference follows what Shape returns; otherwise 13 and 14 are inferred alike."""
-
 _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
 
@@ -72,7 +54,7 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     for graph in model.graphs():
         modified = fold_shapes(graph, opset) or modified
     complaint = None
-    if _lacks_types(model.graph):
+    if lacks_types(model.graph):
         modified = sink_integers(model.graph) or modified
         complaint = infer_shapes(model)
     modified = spell_casts(model.graph) or modified
@@ -81,8 +63,7 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
 
 def clean_up(model: ir.Model) -> bool:
     """Sort, then drop unused nodes, identities and repeated nodes; True if that changed more than the order."""
-    # Rules with several outputs insert nodes behind their first consumers, and the unused pass needs the order. Unused
-    # nodes go first: a repeated expression takes the name of its first copy, which must be one that is in use.
+    # Unused nodes go first: a repeated expression takes the name of its first copy, which must be one that is in use.
     model.graph.sort()
     modified = common.RemoveUnusedNodesPass()(model).modified
     for graph in model.graphs():
@@ -93,6 +74,13 @@ def clean_up(model: ir.Model) -> bool:
     for body in model.graph.subgraphs():
         modified = _drop_unused_initializers(body) or modified
     return modified
+
+
+def put_in_order(model: ir.Model) -> None:
+    """Sort the nodes, which rewrites may insert behind their consumers, and drop the initializers that nobody reads."""
+    for graph in model.graphs():
+        _drop_unused_initializers(graph)
+    model.graph.sort()
 
 
 def drop_identities(graph: ir.Graph) -> bool:
@@ -207,44 +195,3 @@ def _evaluate(node: ir.Node, inputs: list[Array], opset: int) -> Array | None:
     except Exception:  # an invalid node is the runtime's to refuse
         return None
     return np.asarray(result) if isinstance(result, np.ndarray | np.generic) else None
-
-
-def infer_shapes(model: ir.Model) -> str | None:
-    """Infer types and shapes in place; return the complaint where inference failed and left the model as it was."""
-    # The pass logs the exception with its traceback and goes on: keep both from the user, and tell the cause instead.
-    complaints: list[str] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        if record.exc_info:
-            complaints.append(" ".join(str(record.exc_info[1]).split()))
-        return False
-
-    unknown = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) in _SHAPED_LIKE_INPUT]
-    originals = [(node.domain, node.op_type) for node in unknown]
-    imports = model.graph.opset_imports
-    opset = imports[""]
-    _INFERENCE_LOGGER.addFilter(keep)
-    try:
-        imports[""] = max(opset, _FOLLOWS_SHAPES)
-        for node in unknown:
-            node.domain, node.op_type = "", "Identity"
-        common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
-    finally:
-        imports[""] = opset
-        for node, (domain, op_type) in zip(unknown, originals, strict=True):
-            node.domain, node.op_type = domain, op_type
-        _INFERENCE_LOGGER.removeFilter(keep)
-    return complaints[0] if complaints else None
-
-
-def _is_unknown(dimension: int | ir.SymbolicDim) -> bool:
-    return isinstance(dimension, ir.SymbolicDim) and dimension.value is None
-
-
-def _lacks_types(graph: ir.Graph) -> bool:
-    """Whether some value that is read has no type or shape yet, or a dimension without a length and a name."""
-    return any(
-        output.uses() and (output.dtype is None or output.shape is None or any(map(_is_unknown, output.shape)))
-        for node in graph.all_nodes()
-        for output in node.outputs
-    )

@@ -15,7 +15,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
-from ort_moe.rewrites.canonicalize import clean_up
+from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.growth import (
     CAST_RULES,
     GATHER_RULES,
@@ -134,19 +134,18 @@ class Engine:
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
         """Seed and grow every router of the model, in place; records in the order of the first application."""
         self._model, self._names = model, Names(model.graph)
-        for name, by_root in self._seeds.items():
-            start = time.perf_counter()
-            roots = [node for node in model.graph.all_nodes() if node.op_type in by_root]
-            self._record(name, self._offer(roots, by_root, self.seeding)[0], start)
+        self._seed()
+        routers: list[ir.Node | None] = [node for node in model.graph.all_nodes() if is_router(node)]
         for _ in range(_MOST_ROUNDS):
-            routers = [node for node in model.graph.all_nodes() if is_router(node)]
+            grown = [self._grow(router) for router in routers]
             # One that has grown may leave another alone with what both read.
-            if sum(self._grow(router) for router in routers) == 0 or len(routers) == 1:
+            routers = [router for _, router in grown]
+            if not any(applied for applied, _ in grown) or len(routers) == 1:
                 break
         start = time.perf_counter()
         if any(record.applied for record in self._records.values()):
-            clean_up(model)
-        self._record("clean up", 0, start)
+            put_in_order(model)
+        self._record("put in order", 0, start)
         return tuple(self._records.values())
 
     def by_root(self, op_type: str) -> Iterable[RewriteRule]:
@@ -163,8 +162,21 @@ class Engine:
                     compiled[name].setdefault(rule.root, []).extend(rule.compiled())
         return compiled
 
-    def _grow(self, router: ir.Node | None) -> int:
-        """Apply the rules around one router to the fixed point; the number of rewrites."""
+    def _seed(self) -> None:
+        nodes: list[ir.Node] = []
+        for name, by_root in self._seeds.items():
+            start = time.perf_counter()
+            if not nodes:
+                types = {op_type for roots in self._seeds.values() for op_type in roots}
+                nodes = [node for node in self._model.graph.all_nodes() if node.op_type in types]
+            roots = [node for node in nodes if node.op_type in by_root]
+            applied, _ = self._offer(roots, by_root, self.seeding)
+            if applied:
+                nodes = []  # there are others now
+            self._record(name, applied, start)
+
+    def _grow(self, router: ir.Node | None) -> tuple[int, ir.Node | None]:
+        """Apply the rules around one router to the fixed point; the number of rewrites, and the router as it is now."""
         total = 0
         for _ in range(_MOST_ROUNDS):
             applied = 1
@@ -175,7 +187,7 @@ class Engine:
             total += applied
             if not applied:
                 break
-        return total
+        return total, router
 
     def _apply(
         self, router: ir.Node | None, sets: Mapping[str, Mapping[str, list[RewriteRule]]]

@@ -207,8 +207,9 @@ def _left_over(
         further = [label(node) for node in _arithmetic_before(before)]
         detail = f"{label(before)} stands before the choice" + (f", behind {', '.join(further)}" if further else "")
         yield _finding("left-over-before", before, told, detail, ())
-    users = [user for value in _cast_copies(weights) for user in consumers(value)]
-    arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, weights, indices)]
+    copies = _cast_copies(weights)
+    users = [user for value in copies for user in consumers(value)]
+    arithmetic = [user for user in users if is_op(user, *_AFTER) and not _combines_experts(user, copies, indices)]
     if len({user for user in users if not is_op(user, "Cast")}) > 1:
         arithmetic = [user for user in arithmetic if not _takes_some_experts(user, router)]
     if arithmetic:
@@ -216,7 +217,7 @@ def _left_over(
         told = [each for user in arithmetic for each in _told(model, user, rules)]
         detail = f"{label(arithmetic[0])} still works on the weights"
         yield _finding("left-over-after", arithmetic[0], told, detail, others)
-    for copy in _cast_copies(weights):
+    for copy in copies:
         yield from _shared_normaliser(copy)
     for value in _cast_copies(indices):
         for user in consumers(value):
@@ -291,13 +292,12 @@ def _is_linear_step(node: ir.Node) -> bool:
     return False
 
 
-def _combines_experts(node: ir.Node, weights: ir.Value, indices: ir.Value) -> bool:
+def _combines_experts(node: ir.Node, copies: list[ir.Value], indices: ir.Value) -> bool:
     """Whether a product or a scatter mixes the weights into activations: the expert layer's work, not the router's."""
     if is_op(node, "ScatterElements"):
-        return len(node.inputs) > 2 and node.inputs[2] in _cast_copies(weights) and filling(node.inputs[0]) == 0.0
+        return len(node.inputs) > 2 and node.inputs[2] in copies and filling(node.inputs[0]) == 0.0
     if not is_op(node, "Mul"):
         return False
-    copies = _cast_copies(weights)
     others = [value for value in node.inputs if value is not None and value not in copies]
     if not others or constant(others[0]) is not None:
         return False

@@ -150,7 +150,8 @@ def negated(value: ir.Value) -> ir.Value | None:
 
 def _rounded(factor: float, like: ir.Value) -> Array | None:
     """The factor in the value's type; None where that loses it, or more of a half-precision one than a rounding."""
-    array = number(factor, like)
+    with np.errstate(over="ignore"):
+        array = number(factor, like)
     kept = float(array.astype(np.float64))
     if like.dtype in HALF:
         return array if kept == factor else None

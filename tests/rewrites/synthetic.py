@@ -88,12 +88,10 @@ def unrolled(layers: int, experts: int) -> ir.Model:
         for expert in range(experts):
             hit = writer.op("Cast", writer.op("Equal", ids, np.array(expert)), to=ir.DataType.FLOAT)
             weight = writer.op("ReduceSum", writer.op("Mul", hit, weights), np.array([-1]), keepdims=1)
-            up = writer.op("MatMul", x, np.full((HIDDEN, HIDDEN), 1.0 + expert, np.float32))
-            down = writer.op(
-                "MatMul",
-                writer.op("Mul", up, writer.op("Sigmoid", up)),
-                np.full((HIDDEN, HIDDEN), -1.0 - expert, np.float32),
-            )
+            number = 1.0 + layer * experts + expert
+            up = writer.op("MatMul", x, np.full((HIDDEN, HIDDEN), number, np.float32))
+            activated = writer.op("Mul", up, writer.op("Sigmoid", up))
+            down = writer.op("MatMul", activated, np.full((HIDDEN, HIDDEN), -number, np.float32))
             total = writer.op("Add", total, writer.op("Mul", down, weight))
         x = total
     return writer.model(x)
