@@ -251,3 +251,101 @@ def test_a_model_without_a_topk_is_not_even_canonicalised() -> None:
     result = rewrite(model)
     assert (result.modified, result.sites) == (False, ())
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_a_topk_whose_indices_pick_nothing_is_not_even_canonicalised() -> None:
+    """A sampler at the end of a model without experts."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[T, {EXPERTS}] x) => (float[T, 2] weights, int64[T, 2] tokens) {{
+            same = Identity (x)
+            weights, ids = TopK (same, k)
+            tokens = Squeeze (ids)
+        }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
+    result = rewrite(model := ir.from_proto(proto))
+    (site,) = result.sites
+    assert not result.modified
+    assert "Identity" in {node.op_type for node in model.graph}
+    assert (site.node, site.status) == ("TopK_weights", "left")
+    (finding,) = site.findings
+    assert finding.reason.slug == "topk-not-a-router"
+    assert "nothing is gathered, scattered or compared by its indices" in finding.detail
+
+
+CUSTOM = """
+    shared = vendor.Norm (x)
+    logits_2 = MatMul (shared, gate)
+    scores = Softmax <axis = -1> (logits_2)
+    raw, ids = TopK (scores, k)
+    total = ReduceSum <keepdims = 1> (raw, minus1)
+    weights = Div (raw, total)
+    y = vendor.Experts (x, weights, ids, experts)"""
+
+
+def custom(shape: str) -> ir.Model:
+    """A router between two operators of an unknown domain."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20, "vendor" : 1]>
+        g (float[T, 4] x) => (float[T, 4] y) {shape} {{ {CUSTOM} }}"""
+    proto = onnx.parser.parse_model(text)
+    arrays = {
+        **STANDARD_CONSTANTS,
+        "gate": np.ones((4, EXPERTS), np.float32),
+        "experts": np.ones((EXPERTS, 4, 4), np.float32),
+    }
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return ir.from_proto(proto)
+
+
+def test_operators_of_unknown_domains_around_a_router() -> None:
+    model = custom("<float[T, 4] shared>")
+    (site,) = rewrite(model).sites
+    assert (site.status, site.experts, set(site.absorbed)) == ("whole", EXPERTS, {"softmax", "normalize"})
+    assert [node.op_type for node in model.graph] == ["Norm", "MatMul", "FusedRouter", "Cast", "Experts"]
+    assert not rewrite(model).modified
+
+
+def test_an_operator_of_an_unknown_domain_hides_shapes() -> None:
+    (site,) = rewrite(custom("")).sites
+    assert site.status == "left"
+    assert [finding.reason.slug for finding in site.findings] == ["expert-count-unknown"]
+
+
+FLOAT, FLOAT16, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64
+BROKEN = {
+    "wider than it is": ("logits", FLOAT, ["T", 9]),
+    "of another rank": ("logits", FLOAT, ["T", 2, 4]),
+    "a scalar": ("logits", FLOAT, []),
+    "of another number of choices": ("ids", INT64, ["T", 3]),
+    "not of these dimensions at all": ("scores", FLOAT, [-5, "T"]),
+}
+
+
+def annotated(annotation: tuple[str, int, list[int | str]], complete: bool) -> ir.Model:
+    """A block whose file says this of one value, and the truth of all others or nothing."""
+    proto = ir.to_proto(block(SOFTMAX))
+    if complete:
+        proto = onnx.shape_inference.infer_shapes(proto)
+    others = [value for value in proto.graph.value_info if value.name != annotation[0]]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend([*others, onnx.helper.make_tensor_value_info(*annotation)])
+    return ir.from_proto(proto)
+
+
+@pytest.mark.parametrize("annotation", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("complete", [False, True], ids=["the rest inferred", "the rest as it is"])
+def test_broken_shapes(annotation: tuple[str, int, list[int | str]], complete: bool) -> None:
+    """Whatever a file says of its shapes: no crash, and never another answer."""
+    model = annotated(annotation, complete)
+    result = rewrite(model)
+    assert len(result.sites) == 1
+    rewritten = ir.to_proto(model)
+    del rewritten.graph.value_info[:]  # the runtime refuses what contradicts it, in the original too
+    assert_same(block(SOFTMAX), ir.from_proto(rewritten))
+
+
+@pytest.mark.parametrize("complete", [False, True], ids=["the rest inferred", "the rest as it is"])
+def test_broken_types(complete: bool) -> None:
+    """No runtime loads such a file; that is for it to say, and none of the rules trips over it."""
+    result = rewrite(annotated(("logits", FLOAT16, ["T", EXPERTS]), complete))
+    assert [site.node for site in result.sites] == ["topk_2"]
