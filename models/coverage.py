@@ -22,8 +22,8 @@ model means the same. *refused*: the router is as it was. The codes are explaine
 
 The exporters: *dynamo* is `torch.onnx.export(dynamo=True)`, *legacy* the same with `dynamo=False`, *transformers* is
 `transformers.exporters.OnnxExporter`, all with the experts implementation `batched_mm`; *grouped* is the last one with
-`grouped_mm`. An empty cell is an export that is not kept here: every architecture has fp32 from three exporters and
-fp16 from one; a router of every family has all exporters and all precisions.
+`grouped_mm`. An empty cell is an export that is not kept here. But for the few at the end of this page that cannot be
+made, every architecture has fp32 from three exporters, and a router of every family all exporters and all precisions.
 
 """
 

@@ -24,7 +24,7 @@ SAMPLED = (
 
 
 def sample() -> Iterator[Fixture]:
-    """What is exported afresh: all 250 take a quarter of an hour."""
+    """What is exported afresh: all of them would take a quarter of an hour."""
     by_family: dict[tuple[str, str], Fixture] = {}
     for fixture in models.fixtures.all():
         family = "" if fixture.variant else architecture(fixture.architecture).family
