@@ -37,7 +37,8 @@ _ELEMENTWISE = frozenset(
 )  # fmt: skip
 _ALONG_AXIS = {"Softmax": -1, "LogSoftmax": -1, "GatherElements": 0}
 """Ops that treat rows alike if their axis is the last one, and the axis that they take by default."""
-_REDUCTIONS = ("ReduceSum", "ReduceL1", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd")
+_OVER_ROWS = ("ReduceSum", "ReduceL1", "ReduceMax")
+_REDUCTIONS = (*_OVER_ROWS, "ReduceMin", "ReduceMean", "ReduceProd")
 
 
 def needless(node: ir.Node, writer: Writer) -> ir.Value | None:
@@ -73,7 +74,7 @@ def hoist(node: ir.Node, writer: Writer) -> ir.Value | None:
                 return None
             operand = viewed
         inputs.append(operand)
-    return writer.op(step.op_type, *inputs, like=result, **_attributes(step))
+    return _written_elsewhere(step, inputs, writer, like=result)
 
 
 def sink(node: ir.Node, writer: Writer) -> ir.Value | None:
@@ -107,7 +108,7 @@ def sink(node: ir.Node, writer: Writer) -> ir.Value | None:
     if source is None or source.shape is None or not isinstance(last, int) or not _can_view_again(first, last, result):
         return None
     shape = ir.Shape([*source.shape[:-1], last])
-    moved = writer.op(node.op_type, *inputs, like=result, shape=shape, **_attributes(node))
+    moved = _written_elsewhere(node, inputs, writer, like=result, shape=shape)
     return _view_again(first, moved, last, result, writer)
 
 
@@ -221,7 +222,7 @@ def _treats_rows_alike(step: ir.Node, value: ir.Value) -> bool:
     if is_op(step, *_ALONG_AXIS):
         axis = integer(step, "axis", _ALONG_AXIS[step.op_type])
         return is_last_axis(axis, value)
-    if is_op(step, "ReduceSum", "ReduceL1", "ReduceMax"):
+    if is_op(step, *_OVER_ROWS):
         return reduces_last_axis(step, keepdims=True)
     return is_op(step, *_ELEMENTWISE)
 
@@ -237,6 +238,17 @@ def _operand(operand: ir.Value | None, rows: ir.Value) -> ir.Value | Array | Non
         lengths = array.shape[:-1]
         return array.reshape(array.shape[-1:]) if all(length == 1 for length in lengths) else None
     return operand if _same_rows(operand, rows) and dim(operand, -1) is not None else None
+
+
+def _written_elsewhere(
+    step: ir.Node, inputs: list[ir.Value | Array], writer: Writer, *, like: ir.Value, shape: ir.Shape | None = None
+) -> ir.Value:
+    """The step on operands whose rows lie in another shape, where the last axis may have another number."""
+    attributes = _attributes(step)
+    if is_op(step, *_OVER_ROWS):
+        inputs = [inputs[0], *(np.array([-1], np.int64) for _ in inputs[1:])]
+        attributes |= {"axes": [-1]} if "axes" in attributes else {}
+    return writer.op(step.op_type, *inputs, like=like, shape=shape, **attributes)
 
 
 def _viewed_elsewhere(value: ir.Value, other: ir.Value | None) -> ir.Value | None:
@@ -292,7 +304,7 @@ def _permutation(transpose: ir.Node) -> list[int] | None:
 
 _VIEWS: dict[str, tuple[Spelling, ...]] = dict.fromkeys(RESHAPING - {"Identity"}, (needless, keep_dimension, hoist))
 _STEPS: dict[str, tuple[Spelling, ...]] = {
-    **dict.fromkeys((*_ELEMENTWISE, *_ALONG_AXIS, "ReduceSum", "ReduceL1", "ReduceMax"), (sink,)),
+    **dict.fromkeys((*_ELEMENTWISE, *_ALONG_AXIS, *_OVER_ROWS), (sink,)),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Sqrt", "Exp", "Cast"), (turned, sink)),
 }
 VIEWS: dict[str, tuple[Spelling, ...]] = {
