@@ -16,6 +16,7 @@ from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, require_only_consumers, router
 from ort_moe.rewrites.values import (
     FLOATS,
+    HALF,
     Array,
     integer,
     is_last_axis,
@@ -175,12 +176,17 @@ def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
         if summand is None or other is None:
             continue
         unrounded = through_widening(summand)
-        if unrounded in (through_widening(scores), through_casts(scores, FLOATS)):
+        is_same = unrounded is through_widening(scores)
+        if is_same or unrounded is through_casts(scores, FLOATS):
+            require(
+                is_same or scores.dtype in HALF,
+                f"'{scores.name}' is rounded to half precision and then widened again before the gather",
+            )
             array = vector(other, experts)
             if array is None:
                 raise Refusal(f"the added '{other.name}' is not a constant of one number per expert")
             require(not np.isnan(array).any(), f"the added '{other.name}' holds NaN, which runtimes rank as they like")
-            return _Bias(other, array, scores if unrounded is through_widening(scores) else summand)
+            return _Bias(other, array, scores if is_same else summand)
     raise Refusal("the gathered scores are not what the bias was added to")
 
 

@@ -7,8 +7,17 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
-from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import FLOATS, integer, is_last_axis, producer, scalar_beside, through_casts
+from ort_moe.rewrites.rule import RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.values import (
+    FLOATS,
+    integer,
+    is_last_axis,
+    is_widening,
+    producer,
+    scalar_beside,
+    through_casts,
+    through_widening,
+)
 
 
 class _Score(RouterRule):
@@ -93,7 +102,8 @@ class InputCast(RouterRule):
     """FusedRouter(Cast(x)) -> FusedRouter(x).
 
     For a widening cast, which the FusedRouter does itself, and for a cast that narrows the score before the choice,
-    whose rounding is dropped.
+    whose rounding is dropped. A score that is narrowed and widened again keeps its rounding: nothing says of float32
+    weights that they are no better than half precision.
     """
 
     title = "input-cast"
@@ -106,10 +116,16 @@ class InputCast(RouterRule):
         require(
             x.dtype in FLOATS and cast.dtype in FLOATS, f"the cast from {x.dtype} to {cast.dtype} changes the values"
         )
-        if x.dtype == cast.dtype or cast.dtype == ir.DataType.FLOAT:
-            return
-        if producer(through_casts(x, FLOATS), "Softmax", "Sigmoid", "Sqrt") is None:
-            raise Refusal(f"the logits are rounded to {cast.dtype} before the choice")
+        source = through_casts(x, FLOATS)
+        is_score = producer(source, "Softmax", "Sigmoid", "Sqrt") is not None
+        if is_widening(x.dtype, cast.dtype):
+            is_narrowed = through_widening(x) is not source
+            require(
+                not (is_score and is_narrowed),
+                f"the scores are rounded to {x.dtype} and then widened again before the choice",
+            )
+        else:
+            require(is_score, f"the logits are rounded to {cast.dtype} before the choice")
 
     def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
         self.read(x=x, **matched)

@@ -70,6 +70,19 @@ def test_scores_rounded_for_the_gather_alone() -> None:
     assert_fuses(build, expected, absorbed=("gather-scores", "sigmoid", "input-cast"), rtol=1e-3)
 
 
+def test_refuses_scores_rounded_and_widened_for_the_gather() -> None:
+    """All is float32 but for the rounding, which the weights would show."""
+    text = """
+        scores = Sigmoid (logits)
+        keys = Add (scores, bias)
+        unused, ids = TopK (keys, k)
+        rounded = Cast <to = 10> (scores)
+        widened = Cast <to = 1> (rounded)
+        weights = GatherElements <axis = 1> (widened, ids)"""
+    build = partial(block, text, {"bias": BIAS})
+    assert_stays(build, status="partly", sentence="gathers values of the chosen experts")
+
+
 def test_gather_without_a_bias() -> None:
     build = partial(block, "scores = Sigmoid (logits)\n keys = Identity (scores)" + GATHER)
     assert_fuses(build, {"score": "sigmoid"}, absorbed=("gather-scores", "sigmoid"))

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.rewrites.blocks import assert_fuses, assert_stays, block
+from tests.rewrites.blocks import EXPERTS, HIDDEN, assert_fuses, assert_stays, block
 
 CHOOSE = "\n weights, ids = TopK (scores, k)"
 SOFTPLUS = "soft = Softplus (logits)\n"
@@ -90,6 +90,29 @@ def test_refuses_logits_rounded_before_the_choice() -> None:
         weights, ids = TopK (scores, k)"""
     build = partial(block, text, dtype="float16")
     assert_stays(build, status="partly", sentence="the logits are rounded to FLOAT16 before the choice", rtol=3e-3)
+
+
+def test_refuses_scores_rounded_and_widened_again() -> None:
+    """All is float32 but for the rounding, which the weights would show."""
+    text = """
+        scores = Softmax <axis = -1> (logits)
+        narrow = Cast <to = 10> (scores)
+        wide = Cast <to = 1> (narrow)
+        weights, ids = TopK (wide, k)"""
+    sentence = "the scores are rounded to FLOAT16 and then widened again before the choice"
+    assert_stays(partial(block, text), status="left", sentence=sentence)
+
+
+def test_rounded_logits_stay_rounded() -> None:
+    text = """
+        narrow = Cast <to = 10> (logits)
+        wide = Cast <to = 1> (narrow)
+        scores = Softmax <axis = -1> (wide)
+        weights, ids = TopK (scores, k)"""
+    build = partial(
+        block, text, {"gate": np.linspace(-1.1, 1.3, HIDDEN * EXPERTS, dtype=np.float32).reshape(HIDDEN, -1)}
+    )
+    assert_fuses(build, {"score": "softmax"}, absorbed=("softmax", "input-cast"))
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
