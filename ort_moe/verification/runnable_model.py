@@ -106,7 +106,7 @@ def open_session(
     onnxruntime = require_onnxruntime()
     _require(providers, onnxruntime.get_available_providers(), "this ONNX Runtime has no {}, only {}")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
     if data_folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(data_folder))
     if with_library:
