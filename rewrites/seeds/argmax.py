@@ -76,7 +76,7 @@ class MaxOfChoice(RouterRule):
         node = largest.producer()
         assert node is not None
         for user in consumers(x):
-            if is_router(user):
+            if is_router(user) and user.graph is node.graph:
                 router = Router.read(user)
                 keeps = bool(integer(node, "keepdims", 1))
                 if router.k == 1 and router.is_bare and reduces_last_axis(node, keepdims=keeps):

@@ -60,13 +60,19 @@ class GroupBits:
         # (..., G) -> (..., G, 1) -> (..., G, E/G) -> (..., E)
         if experts == self.groups:
             return self.shapes[0][1] == experts
-        column, block = (self.groups, 1), (self.groups, experts // self.groups)
-        return self.shapes[0][1] == experts and column in self.shapes and block in self.shapes[1:]
+        return self.shapes[0][1] == experts and self._has_block(experts // self.groups)
 
     def are_for_groups(self, members: int) -> bool:
         """Whether it masks keys in groups, (..., groups, members): repeated for them or left to be."""
-        column = (self.groups, 1)
-        return self.shapes[0] == column or (self.shapes[0] == (self.groups, members) and column in self.shapes[1:])
+        if self.shapes[0] == (self.groups, 1):
+            return True
+        return self.shapes[0] == (self.groups, members) and self._has_block(members)
+
+    def _has_block(self, members: int) -> bool:
+        """Whether a column of the groups is repeated to (..., groups, members), and not a row of them."""
+        column, block = (self.groups, 1), (self.groups, members)
+        steps = zip(self.shapes[:-1], self.shapes[1:], strict=True)
+        return any(result == block and source == column for result, source in steps)
 
 
 def read_bits(mask: ir.Value) -> GroupBits:

@@ -79,16 +79,21 @@ class SeedSparseMixer(RouterRule):
         left = _left_by_other(one)
         if left is None:
             router_width(one)
-            require(
-                is_last_axis(ranked_axis(two), rest) and not integer(two, "select_last_index", 0),
-                "the second choice is not the first of the largest over the experts",
-            )
+        require(
+            is_last_axis(ranked_axis(two), rest) and not integer(two, "select_last_index", 0),
+            "the second choice is not the first of the largest over the experts",
+        )
         _require_without(rest, one.outputs[0], logits)
-        if left is not None and joined.dtype in INDICES:  # the weights have been read, and may be gone
-            return _Mixer(one, logits, float(Router.read(left).attributes["mixer_threshold"]))
+        joins_indices = [first, second] == [one.outputs[0], two.outputs[0]]
+        threshold = None if left is None else float(Router.read(left).attributes["mixer_threshold"])
+        if threshold is not None and joins_indices:  # the weights have been read, and may be gone
+            return _Mixer(one, logits, threshold)
         weights = [_weight(choice) for choice in (one, two)]
+        if not joins_indices and [first, second] != [node.outputs[0] for node in weights]:
+            raise Mismatch  # something else that is gathered by the choices
         thresholds = [_threshold(weight, choice, logits) for weight, choice in zip(weights, (one, two), strict=True)]
         require(thresholds[0] == thresholds[1], f"the choices have the thresholds {thresholds[0]} and {thresholds[1]}")
+        require(threshold in (None, thresholds[0]), f"another mixer of these logits has the threshold {threshold}")
         require(0.0 <= thresholds[0] < math.inf, f"the threshold is {thresholds[0]}")
         for pair in (weights, [one, two]) if left is None else ():
             values = [node.outputs[0] for node in pair]
@@ -123,7 +128,11 @@ def _left_by_other(first: ir.Node) -> ir.Node | None:
     """The FusedRouter that has taken the place of the Concat that came before, of this choice and the next."""
     logits = first.inputs[0]
     assert logits is not None
-    routers = [user for user in consumers(logits) if is_router(user) and user.metadata_props.get(TOPK) == first.name]
+    routers = [
+        user
+        for user in consumers(logits)
+        if is_router(user) and user.graph is first.graph and user.metadata_props.get(TOPK) == first.name
+    ]
     return next((each for each in routers if Router.read(each).attributes["score"] == "sparse_mixer"), None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_same, block
+from tests.rewrites.blocks import EXPERTS, EXPERTS_TEXT, assert_fuses, assert_same, block
 
 SCORES = "scores = Softmax <axis = -1> (logits)\n"
 GATHERED = SCORES + "ids = ArgMax <axis = -1> (scores)\n weights = GatherElements <axis = -1> (scores, ids)"
@@ -140,3 +140,28 @@ def test_what_did_not_grow_is_a_choice_again(text: str) -> None:
     assert not any(node.op_type == "FusedRouter" for node in model.graph)
     assert_same(build(), model)
     assert not rewrite(model, skip=["softmax"]).modified
+
+
+def test_a_choice_in_a_branch_gives_nothing_to_the_graph_around_it() -> None:
+    choice = EXPERTS_TEXT.replace("ids", "place").replace("weights", "largest").replace("y =", "branch =")
+    ends = f"""
+        chooses = Cast <to = 9> (one_element)
+        from_branch = If (chooses) <
+            then_branch = chosen () => (float[T, 4] branch) {{
+                place = ArgMax <axis = -1> (scores)
+                {choice}
+            }},
+            else_branch = otherwise () => (float[T, 4] plain) {{ plain = Mul (x, largest) }}
+        >
+        weights = Mul (largest, largest)
+        ids = ArgMax <axis = -1> (logits)
+        places = Cast <to = 1> (ids)
+        weighed = Mul (weights, places)
+        y = Add (from_branch, weighed)"""
+    # The constants are read outside, too: the block takes up no others.
+    read = "\n".join(f"read_{name} = Identity ({name})" for name in ("experts", "minus1", "one_two", "two", "one"))
+    text = f"{read}\n one_element = Squeeze (one)\n {SCORES} largest = ReduceMax (scores, minus1)"
+    build = partial(block, text, experts_text=ends)
+    original, model = build(), build()
+    rewrite(model)
+    assert_same(original, model)

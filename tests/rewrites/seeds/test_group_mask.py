@@ -49,6 +49,7 @@ def masked_router(
     kept: int = KEPT,
     ranking: str = "TopK <sorted = 0>",
     dtype: str = "float",
+    experts: int = EXPERTS,
     **constants: Any,
 ) -> Any:
     text = f"""
@@ -61,16 +62,16 @@ def masked_router(
         {masked}
         {end}"""
     shape = {
-        "grouped_shape": np.array([-1, groups, EXPERTS // groups]),
-        "group_shape": np.array([1, groups, EXPERTS // groups]),
-        "flat_shape": np.array([-1, EXPERTS]),
+        "grouped_shape": np.array([-1, groups, experts // groups]),
+        "group_shape": np.array([1, groups, experts // groups]),
+        "flat_shape": np.array([-1, experts]),
         "kept_count": np.array([kept]),
         "bias": BIAS.astype(DTYPES[dtype]),
         "fill": fill,
         "zero_f": 0.0,
         "unit": 1.0,
     }
-    return block(text, {**shape, **constants}, dtype=dtype)
+    return block(text, {**shape, **constants}, dtype=dtype, experts=experts)
 
 
 BIASED = "scores = Sigmoid (logits)\n keys = Add (scores, bias)"
@@ -304,6 +305,16 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "repeated": "bits_of = Unsqueeze (hot, one)\n repeated = Expand (bits_of, other_shape)\n"
             "flat = Reshape (repeated, flat_shape)",
             "other_shape": np.array([1, EXPERTS // GROUPS, GROUPS]),
+        },
+        "not repeated for the neighbouring experts",
+    ),
+    "interleaved experts, as many as groups": (
+        {
+            "experts": 16,
+            "keys": "keys = Sigmoid (logits)",
+            "repeated": "tall = Unsqueeze (hot, minus1)\n bits_of = Reshape (tall, row_shape)\n"
+            "repeated = Expand (bits_of, group_shape)\n flat = Reshape (repeated, flat_shape)",
+            "row_shape": np.array([-1, 1, GROUPS]),
         },
         "not repeated for the neighbouring experts",
     ),

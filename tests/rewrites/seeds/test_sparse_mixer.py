@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import assert_fuses, assert_same, block
+from tests.rewrites.blocks import EXPERTS, TOKENS, assert_fuses, assert_same, block
 
 MIXER = """
     m1 = ReduceMax <keepdims = 1> (logits, minus1)
@@ -60,6 +60,53 @@ def test_indices_joined_first() -> None:
     lines = MIXER.strip().splitlines()
     build = partial(block, "\n".join([*lines[:-2], lines[-1], lines[-2]]), CONSTANTS)
     assert_fuses(build, {"score": "sparse_mixer"}, absorbed=("seed-sparse-mixer",))
+
+
+OTHERS = {
+    "scores": "g1 = GatherElements <axis = -1> (logits, i1)\n g2 = GatherElements <axis = -1> (logits, i2)",
+    "numbers per expert": "g1 = GatherElements <axis = -1> (numbers, i1)\n g2 = GatherElements <axis = -1> (numbers, i2)",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_something_else_that_is_gathered_and_joined(name: str) -> None:
+    text = MIXER.replace("weights =", f"{OTHERS[name]}\n other = Concat <axis = -1> (g1, g2)\n weights =")
+    numbers = np.tile(np.arange(EXPERTS, dtype=np.int64) * 10, (TOKENS, 1))
+    kind = "float" if name == "scores" else "int64"
+    build = partial(block, text, {**CONSTANTS, "numbers": numbers}, outputs=f", {kind}[T, 2] other")
+    assert_fuses(build, {"score": "sparse_mixer"}, absorbed=("seed-sparse-mixer",))
+    model = build()
+    rewrite(model)
+    (other,) = (value for value in model.graph.outputs if value.name == "other")
+    node = other.producer()
+    assert node is not None
+    assert [value.name for value in node.inputs if value is not None] == ["g1", "g2"]
+
+
+OTHER_WEIGHTS = """
+    far3 = Greater (d1, other)
+    near3 = Where (far3, ninf, logits)
+    p3 = Softmax <axis = -1> (near3)
+    w3 = GatherElements <axis = -1> (p3, i1)
+    far4 = Greater (d2, other)
+    near4 = Where (far4, ninf, rest)
+    p4 = Softmax <axis = -1> (near4)
+    w4 = GatherElements <axis = -1> (p4, i2)
+    weights_b = Concat <axis = -1> (w3, w4)"""
+
+
+def test_two_mixers_of_the_same_logits() -> None:
+    text = f"{MIXER}{OTHER_WEIGHTS}"
+    build = partial(block, text, {**CONSTANTS, "other": 0.1}, outputs=", float[T, 2] weights_b")
+    original, model = build(), build()
+    (site,) = rewrite(model).sites
+    assert site.attributes is not None
+    assert site.attributes["mixer_threshold"] == 0.5
+    assert_same(original, model)
+    (other,) = (value for value in model.graph.outputs if value.name == "weights_b")
+    node = other.producer()
+    assert node is not None
+    assert node.op_type == "Concat"
 
 
 SPELLINGS = {
