@@ -22,7 +22,7 @@ class ShapeCheck:
 
     Attributes:
         shape: The shape.
-        status: `skipped` where the original does not run, or every draw had a near tie.
+        status: `skipped` where the original does not run or gives no finite number, or every draw had a near tie.
         difference: Largest difference of an output, relative to that output's largest magnitude.
         redraws: Inputs drawn again because of a near tie.
         detail: Why it failed or was skipped.

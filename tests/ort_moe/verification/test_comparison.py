@@ -190,6 +190,21 @@ def test_shapes_that_the_original_does_not_take_are_skipped(tmp_path: Path) -> N
     assert "no shape could be compared end to end" in str(alone.failure)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf], ids=str)
+def test_outputs_that_are_nowhere_finite_prove_nothing(tmp_path: Path, number: float) -> None:
+    def spoilt(model: onnx.ModelProto, name: str) -> Path:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.float32), "spoiler"))
+        model.graph.node[-1].output[0] = "clean"
+        model.graph.node.append(helper.make_node("Max", ["clean", "spoiler"], ["output"], "spoil"))
+        return save(model, tmp_path / name)
+
+    verification = verify(spoilt(original(), "a.onnx"), spoilt(fused(wrong="elsewhere"), "b.onnx"))
+    assert [shape.status for shape in verification.shapes] == ["skipped"] * 3
+    assert "no shape could be compared end to end: the original's outputs are NaN or infinite throughout" in str(
+        verification.failure
+    )
+
+
 def test_bfloat16_is_widened(tmp_path: Path) -> None:
     def narrowed(model: onnx.ModelProto, data: str) -> Path:
         """Weights in bfloat16 in an external file, cast up where they are used."""
