@@ -62,15 +62,13 @@ def test_indices_joined_first() -> None:
     assert_fuses(build, {"score": "sparse_mixer"}, absorbed=("seed-sparse-mixer",))
 
 
-OTHERS = {
-    "scores": "g1 = GatherElements <axis = -1> (logits, i1)\n g2 = GatherElements <axis = -1> (logits, i2)",
-    "numbers per expert": "g1 = GatherElements <axis = -1> (numbers, i1)\n g2 = GatherElements <axis = -1> (numbers, i2)",
-}
+OTHERS = {"scores": "logits", "numbers per expert": "numbers"}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_something_else_that_is_gathered_and_joined(name: str) -> None:
-    text = MIXER.replace("weights =", f"{OTHERS[name]}\n other = Concat <axis = -1> (g1, g2)\n weights =")
+    others = "\n".join(f"g{n} = GatherElements <axis = -1> ({OTHERS[name]}, i{n})" for n in "12")
+    text = MIXER.replace("weights =", f"{others}\n other = Concat <axis = -1> (g1, g2)\n weights =")
     numbers = np.tile(np.arange(EXPERTS, dtype=np.int64) * 10, (TOKENS, 1))
     kind = "float" if name == "scores" else "int64"
     build = partial(block, text, {**CONSTANTS, "numbers": numbers}, outputs=f", {kind}[T, 2] other")
