@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,8 +87,11 @@ def _evaluate(value: ir.Value | None, indices: ir.Value, experts: int, depth: in
         return None
     if node.op_type == "Div" and first is not None and first.dtype.kind not in "fV":
         return None  # of integers, it rounds towards zero
+    function = _ELEMENTWISE[node.op_type]
     with np.errstate(all="ignore"):
-        return np.asarray(_ELEMENTWISE[node.op_type](*operands))
+        # Of any number of operands, while NumPy would take a third for the place of the result.
+        result = functools.reduce(function, operands) if node.op_type in ("Max", "Min") else function(*operands)
+    return np.asarray(result)
 
 
 def _clip(node: ir.Node, operands: list[Array | None]) -> Array | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, RouterRule, require, router
-from ort_moe.rewrites.values import Array, producer, through, vector
+from ort_moe.rewrites.values import Array, dim, producer, rank, through, vector
 
 _SCORES = ("Softmax", "Sigmoid", "Sqrt")
 
@@ -33,6 +33,8 @@ class BiasForChoice(RouterRule):
         if weights.uses() or weights.is_graph_output() or not found.ranks_its_input or found.selection_bias is not None:
             raise Mismatch
         array = vector(bias, found.experts)
+        if rank(scores) != rank(found.logits) or dim(scores, -1) != found.experts:
+            raise Mismatch  # the bias repeats the scores, so that they are not what is ranked
         if producer(through(scores, {"Cast", "Slice"}), *_SCORES) is None or array is None:
             raise Mismatch
         require(not np.isnan(array).any(), f"the added '{bias.name}' holds NaN, which runtimes rank as they like")

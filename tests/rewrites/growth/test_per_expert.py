@@ -52,6 +52,11 @@ TABLES = {
         "each = Gather (per_expert, ids)\n whole = Cast <to = 7> (each)\n factors = Cast <to = DTYPE> (whole)",
         np.trunc(PER_EXPERT),
     ),
+    "by the largest of three": (
+        "other = Max (ids, one, two)\n factors = Gather (per_expert, other)",
+        PER_EXPERT[np.maximum(np.arange(EXPERTS), 2)],
+    ),
+    "by the smallest of one": ("other = Min (ids)\n factors = Gather (per_expert, other)", PER_EXPERT),
     "by truths": (
         "bits = Cast <to = 9> (ids)\n number = Cast <to = 7> (bits)\n factors = Gather (per_expert, number)",
         PER_EXPERT[[0, *[1] * (EXPERTS - 1)]],

@@ -1,0 +1,26 @@
+"""A bias for the choice where nothing reads the weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_stays, block
+
+CHOOSE = """
+    keys = Add (scores, bias)
+    unused, ids = TopK (keys, k)
+    weights = Slice (x, zero, two, one)"""
+CONSTANTS = {"bias": np.random.default_rng(5).standard_normal(EXPERTS).astype(np.float32), "zero": np.array([0])}
+
+
+def test_a_bias_for_the_choice() -> None:
+    """The chosen are weighed by something else, here by the first columns of x."""
+    build = partial(block, "scores = Sigmoid (logits)" + CHOOSE, CONSTANTS)
+    assert_fuses(build, {"score": "sigmoid", "bias_on": "score"}, absorbed=("bias-for-choice", "sigmoid"))
+
+
+def test_a_bias_that_is_wider_than_the_scores_stays() -> None:
+    text = "sum = ReduceSum <keepdims = 1> (logits, minus1)\n scores = Sigmoid (sum)" + CHOOSE
+    assert_stays(partial(block, text, CONSTANTS), status="left", sentence="stands before the choice, behind Sigmoid")
