@@ -32,6 +32,20 @@ SOFTMAX = """
     p_total = ReduceSum <keepdims = 1> (p_raw, minus1)
     p_weights = Div (p_raw, p_total)"""
 
+WRITTEN_OUT = """
+    p_most = ReduceMax <keepdims = 1> (p_logits, minus1)
+    p_below = Sub (p_logits, p_most)
+    p_grown = Exp (p_below)
+    p_sum = ReduceSum <keepdims = 1> (p_grown, minus1)
+    p_inverse = Reciprocal (p_sum)
+    p_scores = Mul (p_grown, p_inverse)
+    p_raw, p_ids = TopK (p_scores, k)
+    p_lone = ReduceSum <keepdims = 0> (p_raw, minus1)
+    p_total = Unsqueeze (p_lone, minus1)
+    p_share = Reciprocal (p_total)
+    p_weights = Mul (p_raw, p_share)"""
+"""SOFTMAX in another spelling."""
+
 GROUPS = """
     p_scores = Sigmoid (p_logits)
     p_keys = Add (p_scores, bias)
@@ -160,16 +174,11 @@ def run(model: ir.Model, *, flag: bool, with_library: bool = False) -> Any:
     return session.run(["y"], {value.name: feeds[value.name] for value in session.get_inputs()})[0]
 
 
-@pytest.mark.parametrize("router", [SOFTMAX, GROUPS], ids=["softmax", "groups"])
-@pytest.mark.parametrize(
-    ("build", "graphs"),
-    [
-        (branches, ["yes", "no"]),
-        (loop, ["step"]),
-        (scan, ["step"]),
-        (nested, ["main", "step", "yes"]),
-    ],
-)
+BUILDS = [(branches, ["yes", "no"]), (loop, ["step"]), (scan, ["step"]), (nested, ["main", "step", "yes"])]
+
+
+@pytest.mark.parametrize("router", [SOFTMAX, WRITTEN_OUT, GROUPS], ids=["softmax", "written out", "groups"])
+@pytest.mark.parametrize(("build", "graphs"), BUILDS)
 def test_routers_in_bodies_are_whole(build: Any, graphs: list[str], router: str) -> None:
     original, model = build(router), build(router)
     result = rewrite(model)
@@ -187,6 +196,13 @@ def test_routers_in_bodies_are_whole(build: Any, graphs: list[str], router: str)
             now = run(model, flag=flag, with_library=with_library)
             np.testing.assert_allclose(now, was, rtol=0, atol=1e-5 * np.abs(was).max())
     assert not rewrite(model).modified
+
+
+@pytest.mark.parametrize(("build", "graphs"), BUILDS)
+def test_another_spelling_in_a_body_is_the_same_router(build: Any, graphs: list[str]) -> None:
+    attributes = [[site.attributes for site in rewrite(build(router)).sites] for router in (SOFTMAX, WRITTEN_OUT)]
+    assert attributes[0] == attributes[1]
+    assert len(attributes[0]) == len(graphs)
 
 
 def test_a_topk_in_a_body_comes_back() -> None:
