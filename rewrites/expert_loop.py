@@ -65,6 +65,8 @@ def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> tup
             dispatched.add(expert)
         elif _weighs_a_product(branch):
             weighted.add(expert)
+    if _are_gathered(indices):
+        return None  # the experts, that is: those that are compared have a path of their own beside them
     run = dispatched | weighted
     # One comparison that masks a product may as well tell a padding expert from the others.
     if not 0 < len(run) < experts or (not dispatched and len(weighted) < 2):
@@ -73,6 +75,15 @@ def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> tup
     return choice, (
         f"of the {experts} experts behind {label(choice)} run {shown} alone, those that the export's example input "
         "chose; what other experts would add for other inputs is missing"
+    )
+
+
+def _are_gathered(indices: ir.Value) -> bool:
+    """Whether the indices pick matrices from a stack, or an operator of another domain takes them."""
+    return any(
+        node.domain
+        or (is_op(node, "Gather", "GatherND") and node.inputs[1] is value and (rank(node.inputs[0]) or 0) >= 3)
+        for node, value in _readers(indices, _MOVES_INDICES | {"Tile", "Expand"})
     )
 
 

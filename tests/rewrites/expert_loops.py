@@ -50,18 +50,21 @@ def compared(experts: Sequence[int]) -> ir.Model:
     """Every expert runs on all tokens, and its result is weighed by what the comparison leaves of the weights."""
     lines, total = [], "zeros"
     for expert in experts:
-        lines.append(
-            f"""
-            is_{expert} = Equal (ids, number_{expert})
-            mask_{expert} = Cast <to = 1> (is_{expert})
-            masked_{expert} = Mul (weights, mask_{expert})
-            weight_{expert} = ReduceSum <keepdims = 1> (masked_{expert}, minus1)
-            made_{expert} = MatMul (x, expert_{expert})
-            weighed_{expert} = Mul (made_{expert}, weight_{expert})
-            sum_{expert} = Add ({total}, weighed_{expert})"""
-        )
+        lines.append(weighed(expert, total))
         total = f"sum_{expert}"
     return block(ROUTER, CONSTANTS, experts_text="".join(lines) + f"\n y = Identity ({total})")
+
+
+def weighed(expert: int, total: str) -> str:
+    """One expert on all tokens, weighed by what the comparison leaves of the weights; `sum_E` is the total with it."""
+    return f"""
+        is_{expert} = Equal (ids, number_{expert})
+        mask_{expert} = Cast <to = 1> (is_{expert})
+        masked_{expert} = Mul (weights, mask_{expert})
+        weight_{expert} = ReduceSum <keepdims = 1> (masked_{expert}, minus1)
+        made_{expert} = MatMul (x, expert_{expert})
+        weighed_{expert} = Mul (made_{expert}, weight_{expert})
+        sum_{expert} = Add ({total}, weighed_{expert})"""
 
 
 def dispatched(experts: Sequence[int]) -> ir.Model:

@@ -11,7 +11,7 @@ import pytest
 import models.fixtures
 from ort_moe.rewrites import Finding, rewrite
 from tests.rewrites.blocks import EXPERTS, EXPERTS_TEXT, block
-from tests.rewrites.expert_loops import CONSTANTS, HITS, ROUTER, compared, dispatched, loop_over_hits
+from tests.rewrites.expert_loops import CONSTANTS, HITS, ROUTER, compared, dispatched, loop_over_hits, weighed
 
 
 def findings(model: ir.Model, status: str = "whole") -> list[Finding]:
@@ -67,6 +67,15 @@ def test_a_comparison_beside_the_experts() -> None:
         kept = Mul (weights, factor)
         {EXPERTS_TEXT.replace("Unsqueeze (weights,", "Unsqueeze (kept,")}"""
     assert not rewrite(block(ROUTER, CONSTANTS, experts_text=masked)).findings
+
+
+def test_experts_with_a_path_of_their_own_beside_those_that_are_gathered() -> None:
+    """Two that are the same for every token's choice of them, such as constant experts; all others run as well."""
+    lines, total = [EXPERTS_TEXT.replace(" y = ", " sum_5 = ")], "sum_5"
+    for expert in (6, 7):
+        lines.append(weighed(expert, total))
+        total = f"sum_{expert}"
+    assert not findings(block(ROUTER, CONSTANTS, experts_text="".join(lines) + f"\n y = Identity ({total})"))
 
 
 def test_exports_without_a_loop() -> None:
