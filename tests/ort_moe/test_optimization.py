@@ -49,7 +49,9 @@ def _classifier(path: Path) -> Path:
 def test_a_value_of_another_type_than_the_file_says(tmp_path: Path) -> None:
     """ONNX Runtime loads no such file; what it says of the original is told, and nothing is written."""
     model = original()
-    model.graph.value_info.append(onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT16, None))
+    model.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT16, ["tokens", 16])
+    )
     path, output = save(model, tmp_path / "model.onnx"), tmp_path / "out.onnx"
     with pytest.raises(ModelError, match=r"cannot load .*model\.onnx: .* \(probabilities\) .* expected type") as raised:
         optimize(path, output)
