@@ -6,7 +6,7 @@ no router, and the portable bodies of our own operators, stay.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -28,7 +28,9 @@ def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
     calls = _calls(model)
     if not calls:
         return 0
-    wanted = {key for key in _holders(model, calls, op_types) if obstacle(model, model.functions[key]) is None}
+    called_by_any = calls_with_graphs(model)
+    holders = _holders(model, calls, op_types)
+    wanted = {key for key in holders if obstacle(model, model.functions[key], called_by_any) is None}
     while called := {other for key in calls.keys() - wanted for other in calls[key] & wanted}:
         wanted -= called  # into a function that stays, which may import other operator sets
     if wanted:
@@ -40,25 +42,33 @@ def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
     return len(wanted)
 
 
-def obstacle(model: ir.Model, function: ir.Function) -> str | None:
-    """Why the function cannot be inlined, in a clause; None if it can."""
+def obstacle(model: ir.Model, function: ir.Function, called: Mapping[_Key, bool]) -> str | None:
+    """Why the function cannot be inlined, in a clause; None if it can.
+
+    Args:
+        model: Which holds it.
+        function: Of the model.
+        called: What `calls_with_graphs` finds in the model: once, for all its functions.
+    """
     for domain, version in function.opset_imports.items():
         own = model.graph.opset_imports.get(domain, version)
         if own != version:
             return f"it imports version {version} of the operator set '{domain or 'ai.onnx'}', the model version {own}"
-    key, called, with_bodies = function.identifier(), False, False
-    bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
-    for graph in bodies:
-        for node in graph.all_nodes():
-            if node.op_identifier() == key:
-                called = True
-                with_bodies = with_bodies or any(
-                    attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-                    for attribute in node.attributes.values()
-                )
-    if not called:
+    key = function.identifier()
+    if key not in called:
         return "nothing calls it"
-    return "it is called with a graph" if with_bodies else None
+    return "it is called with a graph" if called[key] else None
+
+
+def calls_with_graphs(model: ir.Model) -> dict[_Key, bool]:
+    """For each operator in the model, functions included, whether some node of it has a graph."""
+    found: dict[_Key, bool] = {}
+    bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+    for node in (node for graph in bodies for node in graph.all_nodes()):
+        kinds = {attribute.type for attribute in node.attributes.values()}
+        key = node.op_identifier()
+        found[key] = found.get(key, False) or not kinds.isdisjoint((ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS))
+    return found
 
 
 def _calls(model: ir.Model) -> dict[_Key, set[_Key]]:

@@ -17,7 +17,7 @@ from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
 from ort_moe.rewrites.choice import follows_choice
 from ort_moe.rewrites.growth.tabulate import tabulate
-from ort_moe.rewrites.inlining import obstacle
+from ort_moe.rewrites.inlining import calls_with_graphs, obstacle
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
@@ -322,11 +322,12 @@ def _told(model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[Rewrit
 
 def _in_functions(model: ir.Model) -> Iterator[Site]:
     """Every TopK in a function that could not be inlined."""
+    called = calls_with_graphs(model) if model.functions else {}
     for function in model.functions.values():
         if function.domain == DOMAIN:
             continue
         name = f"{function.domain}::{function.name}"
-        why = obstacle(model, function) or "what calls it cannot be inlined"
+        why = obstacle(model, function, called) or "what calls it cannot be inlined"
         for node in function.all_nodes():
             if is_op(node, "TopK"):
                 detail = f"{label(node)} is in the function '{name}': {why}"

@@ -165,3 +165,28 @@ def test_the_long_name_of_the_standard_domain_in_a_function() -> None:
             node.domain = "ai.onnx"
     (site,) = rewrite(model).sites
     assert site.status == "whole"
+
+
+def test_many_functions_are_not_each_looked_for_in_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    number, walks, walk = 40, 0, ir.Function.all_nodes
+    functions = "".join(
+        f"""
+        <domain: "parts", opset_import: ["" : 20]>
+        best_{n} (x) => (y) {{
+            k = Constant <value_ints = [{HIDDEN}]> ()
+            y, unused = TopK (x, k)
+        }}"""
+        for n in range(number)
+    )
+    calls = "\n".join(f"h_{n + 1} = parts.best_{n} (h_{n})" for n in range(number))
+    model = parse(f"h_0 = Neg (x)\n {calls}\n y = Neg (h_{number})", functions)
+
+    def counted(function: ir.Function) -> Any:
+        nonlocal walks
+        walks += 1
+        return walk(function)
+
+    monkeypatch.setattr(ir.Function, "all_nodes", counted)
+    rewrite(model)
+    assert not model.functions
+    assert walks < 10 * number
