@@ -169,7 +169,13 @@ def filling(value: ir.Value | None) -> float | None:
     if node.op_type == "ConstantOfShape":
         filler = node.attributes.get_tensor("value")
         return 0.0 if filler is None else float(filler.numpy().reshape(-1)[0])
-    return filling(node.inputs[0])
+    number = filling(node.inputs[0])
+    if node.op_type == "Expand" or number is None:
+        return number
+    if value.dtype in (None, ir.DataType.STRING):
+        return None
+    with np.errstate(all="ignore"):  # the least number of float32 is -inf in float16
+        return float(np.array(number).astype(value.dtype.numpy()))
 
 
 def axes(node: ir.Node) -> list[int] | None:
