@@ -29,6 +29,7 @@ from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.routing import may_route
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
+from ort_moe.rewrites.signatures import check_nodes
 from ort_moe.rewrites.sites import Finding, Site, collect_sites
 from ort_moe.rewrites.spelling import respell
 from ort_moe.rewrites.unseed import forget, unseed
@@ -69,7 +70,8 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
 
     Raises:
         ValueError: A name in `rules` or `skip` is not in `RULES`.
-        ModelError: The model imports another version of the ort_moe domain, or a standard operator set that is too old.
+        ModelError: The model imports another version of the ort_moe domain, or a standard operator set that is too old;
+            or it is not valid.
     """
     chosen = choose(rules, skip)
     imports = model.graph.opset_imports
@@ -80,6 +82,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     start = time.perf_counter()
     inlined = inline_functions(model, SEEDED)
     records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
+    check_nodes(model)
     name_nodes(model)
     if not any(is_router(node) or (is_op(node, *SEEDED) and may_route(node)) for node in model.graph.all_nodes()):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
