@@ -33,11 +33,20 @@ def will_be_put_back(router: ir.Node) -> bool:
 
 
 def forget(graph: ir.Graph) -> None:
-    """Drop the bookkeeping that only `unseed` needs from the nodes that stay."""
+    """Drop what only `unseed` needs from the nodes that stay: bookkeeping, and the names of weights that nobody reads.
+
+    Those need not be the values that the TopK had under that name.
+    """
+    names = None
     for node in graph.all_nodes():
-        if is_router(node):
-            node.metadata_props.pop(TOPK_ATTRIBUTES, None)
-            node.metadata_props.pop(TOPK_DTYPE, None)
+        if not is_router(node):
+            continue
+        weights, is_new = node.outputs[0], TOPK_ATTRIBUTES in node.metadata_props
+        if is_new and not (weights.uses() or weights.is_graph_output()):
+            names = names or Names(graph)
+            weights.name = names.unused("unread_weights")
+        node.metadata_props.pop(TOPK_ATTRIBUTES, None)
+        node.metadata_props.pop(TOPK_DTYPE, None)
 
 
 def _put_back(graph: ir.Graph, router: Router, names: Names) -> None:

@@ -230,8 +230,9 @@ class _Comparison:
         def rows(array: Any) -> Any:
             return array.reshape(-1, array.shape[-1])
 
-        weights, indices = rows(expected[site.weights]), rows(expected[site.indices])
-        if rows(got[site.indices]).shape != indices.shape:
+        weights, indices = map(rows, site.routing(expected))
+        own_weights, own_indices = map(rows, site.routing(got))
+        if own_indices.shape != indices.shape:
             return SiteCheck(site.name, "failed", detail="its indices have another shape than the original's")
 
         def choose(moved: Any) -> Any:
@@ -242,7 +243,7 @@ class _Comparison:
         check = compare_routing(
             rows(expected[site.logits]),
             (weights, indices),
-            (rows(got[site.weights]), rows(got[site.indices])),
+            (own_weights, own_indices),
             tolerance,
             choose,
             same_logits=False,

@@ -25,26 +25,37 @@ class RouterSite:
     Attributes:
         node: The node in the optimised model.
         logits: Name of its logits, in both models.
-        weights: Name of its mixing weights, perhaps after a cast, in both models.
+        weights: Name of its mixing weights, perhaps after a cast, in both models; None where nothing reads them, so
+            that they need not be what the original's choice had for values.
         indices: The same of its indices.
         computed: Names of its other inputs that are no constants, in both models.
     """
 
     node: ir.Node
     logits: str
-    weights: str
+    weights: str | None
     indices: str
     computed: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """How the user finds it."""
-        return self.node.name or self.weights
+        return self.node.name or self.indices
 
     @property
     def values(self) -> tuple[str, ...]:
         """The values that the check needs."""
-        return (self.logits, *self.computed, self.weights, self.indices)
+        return (self.logits, *self.computed, *([] if self.weights is None else [self.weights]), self.indices)
+
+    def routing(self, values: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Weights and indices (..., K) among a run's values by name; all weights are 1 where nothing reads them."""
+        return self.as_read(None if self.weights is None else values[self.weights], values[self.indices])
+
+    def as_read(self, weights: Any, indices: Any) -> tuple[Any, Any]:
+        """The routing, with weights of 1 where nothing reads them."""
+        import numpy as np
+
+        return (np.ones(indices.shape, np.float32) if self.weights is None else weights), indices
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,10 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite 
         if value.name not in known:
             return f"its input '{value.name}' is not a value of the original"
     weights, indices = (_named_alike(value, known) for value in node.outputs[:2])
-    if weights is None or indices is None:
-        return f"its {'weights' if weights is None else 'indices'} are not a value of the original"
+    is_read = bool(node.outputs[0].uses()) or node.outputs[0].is_graph_output()
+    if indices is None or (is_read and weights is None):
+        return f"its {'indices' if indices is None else 'weights'} are not a value of the original"
+    weights = weights if is_read else None
     return RouterSite(node, logits.name or "", weights, indices, tuple(value.name or "" for value in computed))
 
 
@@ -209,10 +222,10 @@ def _numbers(row: Any) -> str:
 
 
 def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck | str:
-    logits, weights, indices = (values[name] for name in (site.logits, site.weights, site.indices))
+    logits, (weights, indices) = values[site.logits], site.routing(values)
     feeds = {name: values[name] for name in (site.logits, *site.computed)}
     got = run(feeds)
-    own_weights, own_indices = got["weights"], got["indices"]
+    own_weights, own_indices = site.as_read(got["weights"], got["indices"])
     if weights.shape[:-1] == own_weights.shape[:-1] and weights.shape[-1] != own_weights.shape[-1]:
         detail = f"it chooses {own_weights.shape[-1]} experts for a row, the original {weights.shape[-1]}"
         return SiteCheck(site.name, "failed", detail=detail)
@@ -221,17 +234,17 @@ def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck
             f"the original's weights {weights.shape} and indices {indices.shape} "
             f"are not shaped like the node's {own_weights.shape}"
         )
-
-    def rows(array: Any) -> Any:
-        return array.reshape(-1, array.shape[-1])
-
     return compare_routing(
-        rows(logits),
-        (rows(weights), rows(indices)),
-        (rows(own_weights), rows(own_indices)),
+        _rows(logits),
+        (_rows(weights), _rows(indices)),
+        (_rows(own_weights), _rows(own_indices)),
         coarsest({str(logits.dtype), str(weights.dtype)}),
-        lambda moved: rows(run({**feeds, site.logits: moved.reshape(logits.shape)})["indices"]),
+        lambda moved: _rows(run({**feeds, site.logits: moved.reshape(logits.shape)})["indices"]),
     )
+
+
+def _rows(array: Any) -> Any:
+    return array.reshape(-1, array.shape[-1])
 
 
 def _one_node_session(

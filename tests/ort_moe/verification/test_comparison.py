@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models.fixtures
 from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.rewrites import rewrite
 from ort_moe.verification import Verification, verify
 from ort_moe.verification.comparison import MOST_DRAWS
 from ort_moe.verification.sample_inputs import Shape
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, SITE, fused, original, save
+from tests.rewrites.blocks import block
 
 
 def _verify(tmp_path: Path, wrong: str | None = None, dtype: Any = np.float32, **options: Any) -> Verification:
@@ -45,6 +49,29 @@ def test_names_the_router_with_wrong_weights(tmp_path: Path) -> None:
     assert "weights differ by 5.0e-01 of the largest (allowed 5e-06)" in verification.failure
     assert verification.shapes == ()
     assert "FAILED: the first router that differs is router" in str(verification)
+
+
+UNREAD = """
+    scores = Sigmoid (logits)
+    keys = Add (scores, bias)
+    biased, ids = TopK (keys, k)
+    others = GatherElements <axis = 1> (x, ids)
+    weights = Abs (others)"""
+
+
+def test_weights_that_nobody_reads_are_not_compared(tmp_path: Path) -> None:
+    """The original's values of that name have the bias, the node's weights have not."""
+    build = partial(block, UNREAD, {"bias": np.arange(4, dtype=np.float32)}, experts=4)
+    was, model = build(), build()
+    rewrite(model)
+    (router,) = (node for node in model.graph if node.op_type == "FusedRouter")
+    router.outputs[0].name = "biased"
+    paths = tmp_path / "reference.onnx", tmp_path / "optimized.onnx"
+    for each, path in zip((was, model), paths, strict=True):
+        ir.save(each, path)
+    verification = verify(*paths)
+    assert verification.failure is None
+    assert [(site.status, site.difference) for site in verification.sites] == [("passed", 0.0)]
 
 
 @pytest.mark.parametrize(

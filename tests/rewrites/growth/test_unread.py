@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from ort_moe.rewrites import rewrite
+from ort_moe.rewrites.router_node import is_router
 from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_stays, block
 
 CHOOSE = """
@@ -19,6 +21,15 @@ def test_a_bias_for_the_choice() -> None:
     """The chosen are weighed by something else, here by the first columns of x."""
     build = partial(block, "scores = Sigmoid (logits)" + CHOOSE, CONSTANTS)
     assert_fuses(build, {"score": "sigmoid", "bias_on": "score"}, absorbed=("bias-for-choice", "sigmoid"))
+
+
+def test_unread_weights_do_not_take_the_name_of_the_values_that_were_ranked() -> None:
+    """They are without the bias: `verify` would compare the two."""
+    text = "scores = Sigmoid (logits)" + CHOOSE
+    was, model = block(text, CONSTANTS), block(text, CONSTANTS)
+    rewrite(model)
+    (router,) = (node for node in model.graph if is_router(node))
+    assert router.outputs[0].name not in {value.name for node in was.graph for value in node.outputs}
 
 
 def test_a_bias_that_is_wider_than_the_scores_stays() -> None:
