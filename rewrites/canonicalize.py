@@ -1,7 +1,8 @@
 """Bring a graph into the one form that the rules know.
 
-Constants become initializers, the integer arithmetic of shapes is folded, types and shapes are inferred where the file
-lacks them, and identities, repeated and unused nodes go: in the main graph and in the bodies of If, Loop and Scan.
+Constants become initializers, the arithmetic of shapes and of single numbers is folded, types and shapes are inferred
+where the file lacks them, and identities, repeated and unused nodes go: in the main graph and in the bodies of If, Loop
+and Scan.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _SHAPE_ARITHMETIC = (
 )  # fmt: skip
 _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
+_NUMBER_ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub")
+"""Ops by which one floating-point constant is written as an expression of others."""
 
 
 def spell_standard_domain(model: ir.Model) -> None:
@@ -52,7 +55,7 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     modified = lift(model).modified
     opset = model.graph.opset_imports[""]
     for graph in model.graphs():
-        modified = fold_shapes(graph, opset) or modified
+        modified = fold_constants(graph, opset) or modified
     complaint = None
     if lacks_types(model.graph):
         modified = sink_integers(model.graph) or modified
@@ -151,17 +154,12 @@ def spell_casts(graph: ir.Graph) -> bool:
     return spelt
 
 
-def fold_shapes(graph: ir.Graph, opset: int) -> bool:
-    """Replace small integer expressions of constants, as legacy exports compute shapes with, by their values."""
+def fold_constants(graph: ir.Graph, opset: int) -> bool:
+    """Replace by its value what is computed of constants: shapes, as in legacy exports, and single numbers."""
     folded = False
     for node in graph:
-        if not is_op(node, *_SHAPE_ARITHMETIC) or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
-            continue
-        inputs = [constant(value, _SHAPE_ELEMENTS) for value in node.inputs]
-        if any(array is None or array.dtype.kind not in "iub" for array in inputs):
-            continue
-        result = _evaluate(node, [array for array in inputs if array is not None], opset)
-        if result is None or result.size > _SHAPE_ELEMENTS or result.dtype.kind not in "iub":
+        result = _folded(node, opset)
+        if result is None:
             continue
         output = node.outputs[0]
         value = ir.Value(name=output.name, const_value=ir.tensor(result, name=output.name))
@@ -171,6 +169,20 @@ def fold_shapes(graph: ir.Graph, opset: int) -> bool:
         graph.register_initializer(value)
         folded = True
     return folded
+
+
+def _folded(node: ir.Node, opset: int) -> Array | None:
+    """The node's output, if that and all inputs are constants small enough, and of one kind."""
+    if len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+        return None
+    for op_types, kinds, most in ((_SHAPE_ARITHMETIC, "iub", _SHAPE_ELEMENTS), (_NUMBER_ARITHMETIC, "f", 1)):
+        inputs = [constant(value, most) for value in node.inputs] if is_op(node, *op_types) else [None]
+        if any(array is None or array.dtype.kind not in kinds for array in inputs):
+            continue
+        result = _evaluate(node, [array for array in inputs if array is not None], opset)
+        if result is not None and result.size <= most and result.dtype.kind in kinds:
+            return result
+    return None
 
 
 def _evaluate(node: ir.Node, inputs: list[Array], opset: int) -> Array | None:
@@ -191,7 +203,8 @@ def _evaluate(node: ir.Node, inputs: list[Array], opset: int) -> Array | None:
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     try:
-        (result,) = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+        with np.errstate(all="ignore"):
+            (result,) = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
     except Exception:  # an invalid node is the runtime's to refuse
         return None
     return np.asarray(result) if isinstance(result, np.ndarray | np.generic) else None

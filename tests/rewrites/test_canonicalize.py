@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 
 from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.canonicalize import canonicalize
-from tests.rewrites.blocks import block
+from tests.rewrites.blocks import assert_fuses, block
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20]>'
 
@@ -94,6 +95,22 @@ def test_shape_arithmetic_is_folded() -> None:
     (shape,) = model.graph.initializers.values()
     assert shape.const_value is not None
     assert shape.const_value.numpy().tolist() == [1, 4, 2]
+
+
+def test_arithmetic_of_numbers_is_folded() -> None:
+    text = """
+        scores = Softmax <axis = -1> (logits)
+        raw, ids = TopK (scores, k)
+        total = ReduceSum <keepdims = 1> (raw, minus1)
+        minus = Neg (eps)
+        limited = Sub (total, minus)
+        quotient = Div (raw, limited)
+        inverse = Div (unit, scale)
+        factor = Reciprocal (inverse)
+        weights = Mul (quotient, factor)"""
+    build = partial(block, text, {"eps": 0.125, "unit": 1.0, "scale": 2.5})
+    expected = {"normalize": 1, "normalize_eps": 0.125, "scale": 2.5}
+    assert_fuses(build, expected, absorbed=("softmax", "normalize", "scale"))
 
 
 def test_casts_by_example_are_spelt_as_casts() -> None:
