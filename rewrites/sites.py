@@ -6,7 +6,7 @@ its logits nor its weights meet any more router arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -219,7 +219,7 @@ def _left_over(
         yield _finding("left-over-after", arithmetic[0], told, detail, others)
     for copy in copies:
         yield from _shared_normaliser(copy)
-    for value in _cast_copies(indices):
+    for value in _cast_copies(indices, RESHAPING):
         for user in consumers(value):
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
                 shared = list(_shared_normaliser(user.outputs[0]))
@@ -270,11 +270,12 @@ def _finding(slug: str, node: ir.Node, told: list[Told], detail: str, others: tu
     return Finding(REASONS["read-by-others"], node.name or "", detail, readers, remedy)
 
 
-def _cast_copies(value: ir.Value) -> list[ir.Value]:
-    """The value, what it is cast to, and parts of these."""
+def _cast_copies(value: ir.Value, moves: Collection[str] = ()) -> list[ir.Value]:
+    """The value, what it is cast to, parts of these, and what the ops in `moves` make of them."""
     copies = [value]
     for copy in copies:
-        copies.extend(user.outputs[0] for user in consumers(copy) if is_op(user, "Cast", "Slice"))
+        users = (user for user in consumers(copy) if user.inputs[0] is copy)
+        copies.extend(user.outputs[0] for user in users if is_op(user, "Cast", "Slice", *moves))
     return copies
 
 

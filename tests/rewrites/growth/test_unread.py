@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.router_node import is_router
-from tests.rewrites.blocks import EXPERTS, assert_fuses, assert_stays, block
+from tests.rewrites.blocks import EXPERTS, K, assert_fuses, assert_stays, block
 
 CHOOSE = """
     keys = Add (scores, bias)
@@ -35,3 +35,19 @@ def test_unread_weights_do_not_take_the_name_of_the_values_that_were_ranked() ->
 def test_a_bias_that_is_wider_than_the_scores_stays() -> None:
     text = "sum = ReduceSum <keepdims = 1> (logits, minus1)\n scores = Sigmoid (sum)" + CHOOSE
     assert_stays(partial(block, text, CONSTANTS), status="left", sentence="stands before the choice, behind Sigmoid")
+
+
+def test_weights_that_are_gathered_behind_a_view_are_left_over() -> None:
+    """The bias is the choice's alone, so it is absorbed, but the router is not whole."""
+    text = """
+        scores = Sigmoid (logits)
+        keys = Add (scores, bias)
+        unused, ids = TopK (keys, k)
+        deep = Reshape (scores, deep_scores)
+        places = Reshape (ids, deep_ids)
+        gathered = GatherElements <axis = 2> (deep, places)
+        sum = ReduceSum <keepdims = 1> (gathered, two)
+        share = Div (gathered, sum)
+        weights = Squeeze (share, zero)"""
+    constants = {**CONSTANTS, "deep_scores": np.array([1, -1, EXPERTS]), "deep_ids": np.array([1, -1, K])}
+    assert_stays(partial(block, text, constants), status="partly", sentence="gathers values of the chosen experts")
