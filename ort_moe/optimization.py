@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from ort_moe.errors import EnvironmentUnfitError, VerificationError
+from ort_moe.errors import EnvironmentUnfitError, ModelError, VerificationError
 from ort_moe.ops import DOMAIN
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def optimize(
         What was done; printable.
 
     Raises:
-        ModelError: The input cannot be read, or ONNX Runtime cannot load it.
+        ModelError: The input cannot be read, or ONNX Runtime cannot load it, or run it at any of the shapes tried.
         OutputError: The output cannot be written there.
-        VerificationError: The results differ, or there was nothing to compare; nothing was put in place.
+        VerificationError: The results differ, or were NaN throughout or near ties; nothing was put in place.
         ValueError: A rule name or the target is unknown.
     """
     from ort_moe.model_io import StagedModel, check_target, load_model
@@ -116,10 +116,13 @@ def _prove(
 ) -> Verification:
     from ort_moe.verification import verify
 
-    verification = verify(source, optimized)
+    # What is wrong with the original is a likelier cause than what was done to it.
+    causes = "".join(f"; {finding.reason}: {finding.detail}" for finding in findings)
+    try:
+        verification = verify(source, optimized)
+    except ModelError as error:
+        raise ModelError(f"nothing was put in place: {error}{causes}") from error
     if not verification.passed:
-        # What is wrong with the original is a likelier cause than what was done to it.
-        causes = "".join(f"; {finding.reason}: {finding.detail}" for finding in findings)
         raise VerificationError(
             f"verification failed, nothing was put in place: {verification.failure}{causes}", verification
         )

@@ -46,7 +46,8 @@ def verify(
         seed: Of the random inputs.
 
     Raises:
-        ModelError: A model cannot be read or compared, or ONNX Runtime cannot load the original.
+        ModelError: A model cannot be read or compared, or ONNX Runtime cannot load the original, or run it at any of
+            the shapes.
         EnvironmentUnfitError: No ONNX Runtime is installed, or one too old, or a provider does not start.
     """
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
@@ -89,9 +90,14 @@ class _Comparison:
         self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
 
     def run(self, shapes: Sequence[Shape]) -> tuple[list[SiteCheck], list[ShapeCheck]]:
-        """All checks; the second list is empty where a site failed."""
+        """All checks; the second list is empty where a site failed.
+
+        Raises:
+            ModelError: ONNX Runtime cannot load the original, or run it at any of the shapes.
+        """
         site_checks: list[SiteCheck] = []
         done: dict[Shape, ShapeCheck] = {}
+        refused: dict[Shape, str] = {}
         for attempt in range(MOST_DRAWS):
             pending = [shape for shape in shapes if shape not in done]
             if not pending:
@@ -104,7 +110,8 @@ class _Comparison:
                 try:
                     results = run(drawn[shape])
                 except ModelError as error:  # models have limits of their own: a longest sequence, a fixed batch
-                    done[shape] = ShapeCheck(shape, "skipped", redraws=attempt, detail=str(error))
+                    refused[shape] = f"the original does not run: {error}"
+                    done[shape] = ShapeCheck(shape, "skipped", redraws=attempt, detail=refused[shape])
                     continue
                 if _is_nowhere_finite([results[name] for name in self.outputs]):
                     detail = "the original's outputs are NaN or infinite throughout, whatever its routers do"
@@ -112,6 +119,9 @@ class _Comparison:
                     continue
                 expected[shape] = {**drawn[shape], **results}
             del run
+            if len(refused) == len(shapes):
+                tried = ", ".join(map(str, shapes))
+                raise ModelError(f"nothing could be verified at {tried}: {refused[shapes[-1]]}")
             if not expected:
                 continue
             if attempt == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,11 @@ class ShapeCheck:
     difference: float = 0.0
     redraws: int = 0
     detail: str = ""
+
+    @property
+    def why(self) -> str:
+        """The first clause of the detail."""
+        return re.split("[:;]", self.detail)[0]
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Verification(Printable):
         if self.failure is not None:
             return f"verification FAILED: {self.failure}"
         shapes = [check for check in self.shapes if check.status == "passed"]
+        others = [f"{check.shape} ({check.why})" for check in self.shapes if check.status == "skipped"]
         difference = max(check.difference for check in shapes)
         sites = [check for check in self.sites if check.status == "passed"]
         routers = f"{len(sites)} of {len(self.sites)} routers" if len(sites) < len(self.sites) else "each router"
@@ -120,6 +127,7 @@ class Verification(Printable):
         return (
             f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
             f"within {difference:.1e} of the largest magnitude (allowed {self.tolerance:.0e})"
+            f"{'; not compared: ' if others else ''}{', '.join(others)}"
         )
 
     def __rich__(self) -> RenderableType:
