@@ -127,8 +127,9 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
 
 def _baked_in_loops(model: ir.Model) -> list[Finding]:
     """One finding for each loop over the experts that holds the export's example input alone."""
-    found = dict(filter(None, map(examples_own_loop, model.graph.all_nodes())))
-    return [Finding(REASONS["expert-loop-baked-in"], node.name or "", sentence) for node, sentence in found.items()]
+    found = {loop.node: loop for node in model.graph.all_nodes() if (loop := examples_own_loop(node)) is not None}
+    reason = REASONS["expert-loop-baked-in"]
+    return [Finding(reason, loop.node.name or "", loop.sentence, remedy=loop.remedy) for loop in found.values()]
 
 
 def _check_imports(imports: dict[str, int]) -> None:

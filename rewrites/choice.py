@@ -47,6 +47,18 @@ def ranked_count(topk: ir.Node) -> int | None:
     return None if k is None else _length(through(k, RESHAPING | {"Cast"}))
 
 
+def ranks_integers(choice: ir.Node) -> bool:
+    """Whether it ranks integers, as a sort of what another choice has chosen: no router does."""
+    ranked = choice.inputs[0]
+    if ranked is None:
+        return False
+    source = through(ranked, RESHAPING | {"Cast"})
+    made_by = producer(source, *CHOICES)
+    return any(value.dtype is not None and value.dtype.is_integer() for value in (ranked, source)) or (
+        made_by is not None and source is chosen_indices(made_by)
+    )
+
+
 def follows_choice(choice: ir.Node, most: int = 16) -> bool:
     """Whether it is made among what another choice has left: the second of two in a row."""
     queue, seen = deque([choice.inputs[0]]), {choice.inputs[0]}

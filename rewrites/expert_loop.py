@@ -1,10 +1,11 @@
 """Find exports that hold the loop over the experts only as far as their example input went.
 
 A tracing exporter unrolls a loop over the experts that were hit, and writes down how many, or which, the example input
-hit. Such a model is right for inputs that hit as many, or the same ones; for others it fails, or is silently wrong. Two
+hit. Such a model is right for inputs that hit as many, or the same ones; for others it fails, or is silently wrong. Three
 forms are recognised behind a choice among E experts:
 
 - The list of the experts hit (NonZero of a histogram of the choices) is split into a fixed number of steps.
+- The rows, sorted by expert, are split into pieces of fixed sizes, one for each expert's matrix.
 - The indices, or their one-hot rows, are compared with some of the experts, each of which runs, but not with all.
 """
 
@@ -12,24 +13,57 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ort_moe.rewrites.choice import CHOICES, chosen_indices
 from ort_moe.rewrites.router_node import Router, is_router
-from ort_moe.rewrites.values import FLOATS, RESHAPING, constant, consumers, dim, integer, is_op, label, rank, scalar
+from ort_moe.rewrites.values import (
+    FLOATS,
+    RESHAPING,
+    constant,
+    consumers,
+    dim,
+    integer,
+    integers,
+    is_op,
+    label,
+    rank,
+    scalar,
+)
 
 _MOVES_INDICES = RESHAPING | {"Cast", "Clip", "Concat", "Max", "Min", "Where"}
 _TO_HISTOGRAM = _MOVES_INDICES | {
     "Transpose", "OneHot", "ReduceSum", "ReduceMax", "Greater", "GreaterOrEqual", "Not", "Sign",
 }  # fmt: skip
 _TO_STEPS = RESHAPING | {"Cast", "Transpose"}
+_TO_ROWS = RESHAPING | {"Cast", "Div", "Floor", "Mod", "Sub"}
+"""From a place among the sorted choices to the token that made the choice: the place divided by K."""
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
 _LOOK_AHEAD = 64
 
 
-def examples_own_loop(choice: ir.Node) -> tuple[ir.Node, str] | None:
-    """The node that runs the experts behind a FusedRouter, TopK or ArgMax for the example alone, and a sentence."""
+_COMPUTED_SIZES = "Export with torch.onnx.export(..., dynamo=True), which computes these sizes."
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A loop over the experts that holds the export's example input alone.
+
+    Attributes:
+        node: The node that runs the experts, or the choice before them.
+        sentence: What was written down.
+        remedy: What the user can do about it; empty where the reason says it.
+    """
+
+    node: ir.Node
+    sentence: str
+    remedy: str = ""
+
+
+def examples_own_loop(choice: ir.Node) -> OwnLoop | None:
+    """The loop over the experts behind a FusedRouter, TopK or ArgMax, if it holds the example input alone."""
     if is_router(choice):
         router = Router.read(choice)
         indices, experts = router.indices, router.experts
@@ -39,10 +73,14 @@ def examples_own_loop(choice: ir.Node) -> tuple[ir.Node, str] | None:
         return None
     if experts is None or experts < 2:
         return None
-    return _fixed_number_of_hits(choice, indices, experts) or _some_experts_alone(choice, indices, experts)
+    return (
+        _fixed_number_of_hits(choice, indices, experts)
+        or _fixed_numbers_of_rows(choice, indices, experts)
+        or _some_experts_alone(choice, indices, experts)
+    )
 
 
-def _fixed_number_of_hits(choice: ir.Node, indices: ir.Value, experts: int) -> tuple[ir.Node, str] | None:
+def _fixed_number_of_hits(choice: ir.Node, indices: ir.Value, experts: int) -> OwnLoop | None:
     for node, _ in _readers(indices, _TO_HISTOGRAM):
         # Of one dimension: one entry for each expert hit. With more there is one for each choice, a fixed number.
         if not is_op(node, "NonZero") or rank(node.inputs[0]) != 1 or (dim(node.inputs[0], 0) or 0) < experts:
@@ -50,14 +88,49 @@ def _fixed_number_of_hits(choice: ir.Node, indices: ir.Value, experts: int) -> t
         for step, value in _readers(node.outputs[0], _TO_STEPS):
             if is_op(step, "Split") and dim(value, integer(step, "axis", 0)) is None:
                 count = "all" if len(step.outputs) >= experts else str(len(step.outputs))
-                return step, (
+                sentence = (
                     f"{label(step)} runs {count} of the {experts} experts behind {label(choice)}, as many as the "
                     "export's example input chose; inputs that choose fewer or more fail"
                 )
+                return OwnLoop(step, sentence)
     return None
 
 
-def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> tuple[ir.Node, str] | None:
+def _fixed_numbers_of_rows(choice: ir.Node, indices: ir.Value, experts: int) -> OwnLoop | None:
+    for sort, _ in _readers(indices, _MOVES_INDICES):
+        for gather, places in _readers(sort.outputs[1], _TO_ROWS) if is_op(sort, "TopK") else ():
+            if not is_op(gather, "Gather") or gather.inputs[1] is not places:
+                continue
+            for split, _ in _readers(gather.outputs[0], RESHAPING | {"Cast"}):
+                sizes = _sizes(split)
+                if sizes is None or not any(_meets_a_matrix(piece) for piece in split.outputs):
+                    continue
+                shown = ", ".join(map(str, sizes[:8])) + (", ..." if len(sizes) > 8 else "")
+                sentence = (
+                    f"{label(split)} gives the {experts} experts behind {label(choice)} {shown} rows, as many as the "
+                    "export's example input chose each for; inputs that choose otherwise fail or meet other experts"
+                )
+                return OwnLoop(split, sentence, _COMPUTED_SIZES)
+    return None
+
+
+def _sizes(split: ir.Node) -> list[int] | None:
+    """The fixed sizes of the pieces, of a Split of rows into some."""
+    if not is_op(split, "Split") or integer(split, "axis", 0) != 0 or len(split.outputs) < 2:
+        return None
+    return integers(split.inputs[1]) if len(split.inputs) > 1 else None
+
+
+def _meets_a_matrix(rows: ir.Value) -> bool:
+    return any(
+        node.op_type in _PRODUCTS and other.is_initializer()
+        for node, value in _readers(rows, RESHAPING | {"Cast"})
+        for other in node.inputs
+        if other is not None and other is not value
+    )
+
+
+def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> OwnLoop | None:
     dispatched: set[int] = set()
     weighted: set[int] = set()
     for expert, branch in _branches(indices, experts):
@@ -72,10 +145,11 @@ def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> tup
     if not 0 < len(run) < experts or (not dispatched and len(weighted) < 2):
         return None
     shown = ", ".join(map(str, sorted(run)[:8])) + (", ..." if len(run) > 8 else "")
-    return choice, (
+    sentence = (
         f"of the {experts} experts behind {label(choice)} run {shown} alone, those that the export's example input "
         "chose; what other experts would add for other inputs is missing"
     )
+    return OwnLoop(choice, sentence)
 
 
 def _are_gathered(indices: ir.Value) -> bool:

@@ -15,7 +15,7 @@ from onnxscript.rewriter import RewriteRule
 
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS, Reason
-from ort_moe.rewrites.choice import follows_choice
+from ort_moe.rewrites.choice import follows_choice, ranks_integers
 from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.inlining import calls_with_graphs, obstacle
 from ort_moe.rewrites.router_node import Router, is_router
@@ -121,7 +121,7 @@ def collect_sites(
     for node in model.graph.all_nodes():
         if is_router(node):
             sites.append(_router_site(model, node, rules, seeding))
-        elif is_op(node, "TopK"):
+        elif is_op(node, "TopK") and not ranks_integers(node):
             sites.append(_topk_site(node))
         elif is_op(node, "ArgMax") and (argmax := _argmax_site(node, seeding)) is not None:
             sites.append(argmax)

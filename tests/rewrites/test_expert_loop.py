@@ -41,6 +41,39 @@ def test_hits_taken_as_they_come_are_no_loop_of_the_example() -> None:
     assert not findings(block(ROUTER, {**CONSTANTS, "axes": np.array([-1, -2])}, experts_text=text))
 
 
+SORTED = """
+    flat_ids = Reshape (ids, minus1)
+    by_expert, places = TopK <axis = 0, largest = 0> (flat_ids, all)
+    tokens = Div (places, two)
+    rows = Gather <axis = 0> (x, tokens)
+    SPLIT
+    made_1 = MatMul (piece_1, expert_1)
+    made_2 = MatMul (piece_2, expert_2)
+    y = Concat <axis = 0> (made_1, made_2)"""
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        "piece_1, piece_2 = Split <axis = 0> (rows, sizes)",
+        "wide = Cast <to = 1> (rows)\n piece_1, piece_2 = Split (wide, sizes)",
+    ],
+    ids=["split", "split behind a cast"],
+)
+def test_fixed_numbers_of_rows(split: str) -> None:
+    constants = {**CONSTANTS, "all": np.array([6]), "sizes": np.array([2, 4])}
+    (finding,) = findings(block(ROUTER, constants, experts_text=SORTED.replace("SPLIT", split)))
+    assert finding.node.startswith("split_")
+    assert "gives the 8 experts behind FusedRouter 'topk_2' 2, 4 rows, as many as the export's" in finding.detail
+    assert finding.remedy.startswith("Export with torch.onnx.export(..., dynamo=True)")
+
+
+def test_computed_numbers_of_rows() -> None:
+    text = SORTED.replace("SPLIT", "sizes = Mul (given, two)\n piece_1, piece_2 = Split (rows, sizes)")
+    text = text.replace("flat_ids", "ones = Shape (x)\n given = Div (ones, ones)\n flat_ids", 1)
+    assert not findings(block(ROUTER, {**CONSTANTS, "all": np.array([6])}, experts_text=text))
+
+
 @pytest.mark.parametrize(
     ("build", "status", "kind"), [(compared, "left", "TopK"), (dispatched, "whole", "FusedRouter")]
 )
