@@ -1,8 +1,8 @@
 """Find exports that hold the loop over the experts only as far as their example input went.
 
 A tracing exporter unrolls a loop over the experts that were hit, and writes down how many, or which, the example input
-hit. Such a model is right for inputs that hit as many, or the same ones; for others it fails, or is silently wrong. Three
-forms are recognised behind a choice among E experts:
+hit. Such a model is right for inputs that hit as many, or the same ones; for others it fails, or is silently wrong.
+Three forms are recognised behind a choice among E experts:
 
 - The list of the experts hit (NonZero of a histogram of the choices) is split into a fixed number of steps.
 - The rows, sorted by expert, are split into pieces of fixed sizes, one for each expert's matrix.
