@@ -169,6 +169,11 @@ from the best m is (m - x[e]) / max(|x[e]|, m), and the second choice is made wi
 All arithmetic is float32 without contraction; exp, log1p and tanh are within 3 units in the last place. The float64
 answer has the same indices wherever the keys are further apart than that rounding.
 
+A softmax that is ranked as numbers makes ties of its own: the probabilities of logits more than about 88 (in float32; in
+float16, 17) below the row's largest underflow to 0, and a TopK of them takes the lower index. `softmax` ranks by the
+logits, so where fewer than `k` probabilities are above 0 the further indices can be others than such a TopK's: the
+larger logits. Their weights are next to 0 in either.
+
 Limits: 1 <= k <= E; `num_groups` divides E; `group_score_top` is at most the experts per group; with a group mask the
 kept groups hold at least k experts. sparse_mixer takes neither `score_after_topk`, groups, a bias nor `"selection"`.
 `k` up to 64 and E up to 4096 are tuned for, more is correct.""",
