@@ -169,8 +169,8 @@ from the best m is (m - x[e]) / max(|x[e]|, m), and the second choice is made wi
 All arithmetic is float32 without contraction; exp, log1p and tanh are within 3 units in the last place. The float64
 answer has the same indices wherever the keys are further apart than that rounding.
 
-A softmax that is ranked as numbers makes ties of its own: the probabilities of logits more than about 88 (in float32; in
-float16, 17) below the row's largest underflow to 0, and a TopK of them takes the lower index. `softmax` ranks by the
+A softmax that is ranked as numbers makes ties of its own: the probabilities of logits more than about 88 below the
+row's largest (in float16: 17) underflow to 0, and a TopK of them takes the lower index. `softmax` ranks by the
 logits, so where fewer than `k` probabilities are above 0 the further indices can be others than such a TopK's: the
 larger logits. Their weights are next to 0 in either.
 
