@@ -244,5 +244,18 @@ moe (float[T, 4] x) => (float[T, 4] y)
     y = Add (y_1, y_3)
 }""",
     ),
+    "weights-as-inputs": Example(
+        "The experts' matrices have values in the file, but are an input, too.",
+        """\
+moe (float[T, 4] x, float[2, 4, 1] experts = {1, 2, 3, 4, 5, 6, 7, 8}) => (float[T, 1] y)
+<float[4, 2] gate, int64[1] k = {1}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
 }
 """By the slug of the reason."""

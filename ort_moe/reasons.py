@@ -116,6 +116,12 @@ _ALL = (
         "Export again without a loop over the experts that are hit: transformers' `experts_implementation` batched_mm "
         "or grouped_mm, not eager.",
     ),
+    Reason(
+        "OM014",
+        "weights-as-inputs",
+        "The experts' weights are also inputs of the graph, so that whoever runs the model may replace them.",
+        "Export without keep_initializers_as_inputs=True.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.slug: reason for reason in _ALL}

@@ -58,25 +58,20 @@ def router_width(topk: ir.Node) -> int:
     """
     scores, k = topk.inputs[0], topk.inputs[1] if len(topk.inputs) > 1 else None
     assert scores is not None
-    experts = dim(scores, -1)
     if not may_route(topk):
         _refuse(topk, "topk-not-a-router", "nothing is gathered, scattered or compared by its indices")
     if scores.dtype is not None and not scores.dtype.is_floating_point():
         _refuse(topk, "topk-not-a-router", f"it ranks {scores.dtype}, as a sort of indices does")
+    axis = ranked_axis(topk)
+    ranked, last = dim(scores, axis), dim(scores, -1)
+    experts = next((n for n in dict.fromkeys((ranked, last)) if n is not None and _routes(topk, n)), None)
     if experts is None:
-        _refuse(
-            topk,
-            "expert-count-unknown",
-            f"the last axis of its input '{scores.name}' has no fixed length",
-            f"Export with a fixed number of experts, or give '{scores.name}' its shape in the file.",
-        )
-    if not _routes(topk, experts):
-        _refuse(topk, "topk-not-a-router", f"its indices do not select among {experts} expert weight matrices")
-    if not is_last_axis(ranked_axis(topk), scores):
+        _refuse_unrouted(topk, scores, ranked)
+    if not is_last_axis(axis, scores):
         _refuse(
             topk,
             "topk-form",
-            f"axis {ranked_axis(topk)} is not the last one",
+            f"axis {axis} is not the last one",
             "Export the router with the experts on the last axis.",
         )
     if integer(topk, "largest", 1) != 1:
@@ -99,6 +94,53 @@ def router_width(topk: ir.Node) -> int:
             "Export with a fixed number of experts per token.",
         )
     return experts
+
+
+def _refuse_unrouted(topk: ir.Node, scores: ir.Value, ranked: int | None) -> NoReturn:
+    """Refuse a choice whose indices are not seen to select among the `ranked` elements of its axis as experts."""
+    if ranked is not None:
+        stack = _stack_from_outside(topk, ranked)
+        if stack is not None:
+            _refuse(topk, "weights-as-inputs", f"its indices gather from '{stack.name}', an input with a default")
+        _refuse(topk, "topk-not-a-router", f"its indices do not select among {ranked} expert weight matrices")
+    axis = ranked_axis(topk)
+    experts = _experts_on_another_axis(scores, axis)
+    if experts is not None:
+        _refuse(
+            topk,
+            "topk-form",
+            f"each of {experts} experts chooses its tokens: axis {axis} of '{scores.name}' are the tokens",
+            "Nothing: a FusedRouter chooses experts for each token.",
+        )
+    _refuse(
+        topk,
+        "expert-count-unknown",
+        f"{'the last axis' if is_last_axis(axis, scores) else f'axis {axis}'} of its input '{scores.name}' "
+        "has no fixed length",
+        f"Export with a fixed number of experts, or give '{scores.name}' its shape in the file.",
+    )
+
+
+def _stack_from_outside(topk: ir.Node, experts: int) -> ir.Value | None:
+    """The stack of matrices that the indices gather from, where a caller of the model may replace it."""
+    for node, position, _ in _readers_of_indices(chosen_indices(topk)):
+        data = node.inputs[0] if is_op(node, "Gather", "GatherND") and position == 1 else None
+        if data is not None and dim(data, 0) == experts and (rank(data) or 0) >= 3:
+            source = through(data, _PREPARES_WEIGHTS)
+            if source.is_initializer() and source.is_graph_input():
+                return source
+    return None
+
+
+def _experts_on_another_axis(scores: ir.Value, axis: int) -> int | None:
+    """Their number, where a linear layer made scores (tokens, experts) and the axis of the tokens is ranked."""
+    if is_last_axis(axis, scores):
+        transpose = producer(through(scores, _SCORES), "Transpose")
+        if transpose is None or transpose.inputs[0] is None:
+            return None
+        scores = transpose.inputs[0]
+    experts = dim(scores, -1)
+    return experts if experts is not None and _comes_from_linear_layer(scores, experts) else None
 
 
 def may_route(choice: ir.Node) -> bool:

@@ -278,4 +278,37 @@ def test_expert_weights_from_outside_are_no_evidence() -> None:
     model = block("scores = Softmax <axis = -1> (logits)\n weights, ids = TopK (scores, k)")
     model.graph.inputs.append(model.graph.initializers["experts"])
     (site,) = rewrite(model).sites
-    assert [finding.reason.slug for finding in site.findings] == ["topk-not-a-router"]
+    assert [finding.reason.slug for finding in site.findings] == ["weights-as-inputs"]
+    assert "gather from 'experts'" in site.findings[0].detail
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "turned = Transpose <perm = [1, 0]> (scores)\n weights, ids = TopK (turned, k)",
+        "weights, ids = TopK <axis = 0> (scores, k)",
+    ],
+    ids=["transposed", "axis 0"],
+)
+def test_experts_that_choose_their_tokens(choice: str) -> None:
+    experts = """
+        rows = Gather (x, ids)
+        made = MatMul (rows, experts)
+        y = ReduceSum <keepdims = 0> (made, one)"""
+    (site,) = rewrite(block("scores = Softmax <axis = -1> (logits)\n" + choice, experts_text=experts)).sites
+    (finding,) = site.findings
+    assert (site.status, finding.reason.slug) == ("left", "topk-form")
+    assert "each of 8 experts chooses its tokens" in finding.detail
+    assert finding.remedy.startswith("Nothing")
+
+
+def test_experts_on_the_first_axis() -> None:
+    choice = """
+        scores = Softmax <axis = -1> (logits)
+        turned = Transpose <perm = [1, 0]> (scores)
+        weights_t, ids_t = TopK <axis = 0> (turned, k)
+        weights = Transpose <perm = [1, 0]> (weights_t)
+        ids = Transpose <perm = [1, 0]> (ids_t)"""
+    (site,) = rewrite(block(choice)).sites
+    (finding,) = site.findings
+    assert (finding.reason.slug, finding.detail) == ("topk-form", "TopK 'topk_3': axis 0 is not the last one")
