@@ -98,20 +98,22 @@ def router_width(topk: ir.Node) -> int:
 
 def _refuse_unrouted(topk: ir.Node, scores: ir.Value, ranked: int | None) -> NoReturn:
     """Refuse a choice whose indices are not seen to select among the `ranked` elements of its axis as experts."""
-    if ranked is not None:
-        stack = _stack_from_outside(topk, ranked)
-        if stack is not None:
-            _refuse(topk, "weights-as-inputs", f"its indices gather from '{stack.name}', an input with a default")
-        _refuse(topk, "topk-not-a-router", f"its indices do not select among {ranked} expert weight matrices")
     axis = ranked_axis(topk)
     experts = _experts_on_another_axis(scores, axis)
-    if experts is not None:
+    if experts is not None and _feeds_experts(topk, experts):
         _refuse(
             topk,
             "topk-form",
             f"each of {experts} experts chooses its tokens: axis {axis} of '{scores.name}' are the tokens",
             "Nothing: a FusedRouter chooses experts for each token.",
         )
+    if ranked is not None:
+        stack = _stack_from_outside(topk, ranked)
+        if stack is not None:
+            _refuse(topk, "weights-as-inputs", f"its indices gather from '{stack.name}', an input with a default")
+        _refuse(topk, "topk-not-a-router", f"its indices do not select among {ranked} expert weight matrices")
+    if experts == 1:
+        _refuse(topk, "topk-not-a-router", f"axis {axis} of '{scores.name}' are the tokens, each with one score")
     _refuse(
         topk,
         "expert-count-unknown",
@@ -135,12 +137,26 @@ def _stack_from_outside(topk: ir.Node, experts: int) -> ir.Value | None:
 def _experts_on_another_axis(scores: ir.Value, axis: int) -> int | None:
     """Their number, where a linear layer made scores (tokens, experts) and the axis of the tokens is ranked."""
     if is_last_axis(axis, scores):
-        transpose = producer(through(scores, _SCORES), "Transpose")
-        if transpose is None or transpose.inputs[0] is None:
+        source = through(scores, _SCORES)
+        column = producer(source, "Gather")  # the only one, as exporters write x[..., 0]
+        if column is not None and column.inputs[0] is not None and _column(column) == 0:
+            source = column.inputs[0]
+        transpose = producer(source, "Transpose")
+        if transpose is None and dim(source, -1) != 1:
             return None
-        scores = transpose.inputs[0]
-    experts = dim(scores, -1)
-    return experts if experts is not None and _comes_from_linear_layer(scores, experts) else None
+        source = source if transpose is None else transpose.inputs[0] or source
+    else:
+        source = scores
+    experts = dim(source, -1)
+    return experts if experts is not None and _comes_from_linear_layer(source, experts) else None
+
+
+def _feeds_experts(topk: ir.Node, experts: int) -> bool:
+    """Whether the indices gather rows that meet a stack of experts."""
+    return any(
+        is_op(node, "Gather", "GatherND") and position == 1 and _reaches(node.outputs[0], experts)
+        for node, position, _ in _readers_of_indices(chosen_indices(topk))
+    )
 
 
 def may_route(choice: ir.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,22 @@ def test_expert_weights_from_outside_are_no_evidence() -> None:
     assert "gather from 'experts'" in site.findings[0].detail
 
 
+@pytest.mark.parametrize("line", ["Squeeze (wide, one)", "Gather <axis = 1> (wide, nought)"], ids=["squeeze", "gather"])
+def test_tokens_with_one_score_each(line: str) -> None:
+    """As where a model leaves out some tokens in some layers."""
+    text = """
+        one_score = ReduceSum <keepdims = 1> (logits, minus1)
+        wide = MatMul (one_score, single)
+        scores = LINE
+        best, ids = TopK <axis = 0> (scores, k)
+        y = Gather (x, ids)"""
+    constants = {"single": np.ones((1, 1), np.float32), "nought": np.array(0)}
+    (site,) = rewrite(block(text.replace("LINE", line), constants, experts_text="")).sites
+    (finding,) = site.findings
+    assert finding.reason.slug == "topk-not-a-router"
+    assert "are the tokens, each with one score" in finding.detail
+
+
 @pytest.mark.parametrize(
     "choice",
     [
@@ -295,11 +312,14 @@ def test_experts_that_choose_their_tokens(choice: str) -> None:
         rows = Gather (x, ids)
         made = MatMul (rows, experts)
         y = ReduceSum <keepdims = 0> (made, one)"""
-    (site,) = rewrite(block("scores = Softmax <axis = -1> (logits)\n" + choice, experts_text=experts)).sites
+    build = partial(block, "scores = Softmax <axis = -1> (logits)\n" + choice)
+    (site,) = rewrite(build(experts_text=experts)).sites
     (finding,) = site.findings
     assert (site.status, finding.reason.slug) == ("left", "topk-form")
     assert "each of 8 experts chooses its tokens" in finding.detail
     assert finding.remedy.startswith("Nothing")
+    (other,) = rewrite(build(experts_text="y = Gather (x, ids)")).sites  # such as the best places of each class
+    assert other.findings[0].reason.slug == "expert-count-unknown"
 
 
 def test_experts_on_the_first_axis() -> None:
