@@ -138,9 +138,12 @@ def _experts_on_another_axis(scores: ir.Value, axis: int) -> int | None:
     """Their number, where a linear layer made scores (tokens, experts) and the axis of the tokens is ranked."""
     if is_last_axis(axis, scores):
         source = through(scores, _SCORES)
-        column = producer(source, "Gather")  # the only one, as exporters write x[..., 0]
-        if column is not None and column.inputs[0] is not None and _column(column) == 0:
-            source = column.inputs[0]
+        gather = producer(source, "Gather")
+        if (
+            gather is not None and _column(gather) is not None and rank(gather.inputs[1]) == 0
+        ):  # one column, as x[..., 0]
+            width = dim(gather.inputs[0], -1)
+            return 1 if width is not None and _comes_from_linear_layer(gather.inputs[0], width) else None
         transpose = producer(source, "Transpose")
         if transpose is None and dim(source, -1) != 1:
             return None

@@ -283,7 +283,7 @@ def test_expert_weights_from_outside_are_no_evidence() -> None:
     assert "gather from 'experts'" in site.findings[0].detail
 
 
-@pytest.mark.parametrize("line", ["Squeeze (wide, one)", "Gather <axis = 1> (wide, nought)"], ids=["squeeze", "gather"])
+@pytest.mark.parametrize("line", ["Squeeze (wide, one)", "Gather <axis = 1> (logits, nought)"], ids=["one", "a column"])
 def test_tokens_with_one_score_each(line: str) -> None:
     """As where a model leaves out some tokens in some layers."""
     text = """
