@@ -21,6 +21,7 @@ from ort_moe.rewrites.choice import CHOICES, chosen_indices
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.values import (
     FLOATS,
+    PRODUCTS,
     RESHAPING,
     constant,
     consumers,
@@ -40,7 +41,6 @@ _TO_HISTOGRAM = _MOVES_INDICES | {
 _TO_STEPS = RESHAPING | {"Cast", "Transpose"}
 _TO_ROWS = RESHAPING | {"Cast", "Div", "Floor", "Mod", "Sub"}
 """From a place among the sorted choices to the token that made the choice: the place divided by K."""
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
 _LOOK_AHEAD = 64
 
 
@@ -123,7 +123,7 @@ def _sizes(split: ir.Node) -> list[int] | None:
 
 def _meets_a_matrix(rows: ir.Value) -> bool:
     return any(
-        node.op_type in _PRODUCTS and other.is_initializer()
+        node.op_type in PRODUCTS and other.is_initializer()
         for node, value in _readers(rows, RESHAPING | {"Cast"})
         for other in node.inputs
         if other is not None and other is not value
@@ -201,7 +201,7 @@ def _selects_rows(branch: ir.Value) -> bool:
             for gather, rows in _readers(node.outputs[0], moves):
                 if is_op(gather, "Gather", "GatherND") and gather.inputs[1] is rows:
                     users = [user for user, _ in _readers(gather.outputs[0], RESHAPING)]
-                    if any(user.op_type in _PRODUCTS for user in users):
+                    if any(user.op_type in PRODUCTS for user in users):
                         return True
     return False
 
@@ -218,7 +218,7 @@ def _is_product(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
     while node is not None and is_op(node, *RESHAPING, "Cast", "Add"):
         node = None if node.inputs[0] is None else node.inputs[0].producer()
-    return node is not None and node.op_type in _PRODUCTS
+    return node is not None and node.op_type in PRODUCTS
 
 
 def _readers(value: ir.Value, moves: Collection[str]) -> Iterator[tuple[ir.Node, ir.Value]]:

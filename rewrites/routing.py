@@ -22,8 +22,10 @@ from ort_moe.rewrites.choice import chosen_count, chosen_indices, ranked_axis
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import (
     FLOATS,
+    PRODUCTS,
     RESHAPING,
     constant,
+    consumers,
     dim,
     integer,
     integers,
@@ -43,7 +45,6 @@ _PREPARES_WEIGHTS = RESHAPING | {"Cast", "Transpose", "DequantizeLinear"}
 _SCORES = RESHAPING | {
     "Cast", "Softmax", "Sigmoid", "Sqrt", "Softplus", "Relu", "Exp", "Tanh", "Add", "Sub", "Mul", "Div", "Where",
 }  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
 _BY_INDEX = ("Equal", "Gather", "GatherND", "OneHot", "ScatterElements", "TopK")
 """Standard ops that tell experts apart by an index."""
 _LOOK_AHEAD = 64
@@ -59,7 +60,7 @@ def router_width(topk: ir.Node) -> int:
     scores, k = topk.inputs[0], topk.inputs[1] if len(topk.inputs) > 1 else None
     assert scores is not None
     if not may_route(topk):
-        _refuse(topk, "topk-not-a-router", "nothing is gathered, scattered or compared by its indices")
+        _refuse(topk, "topk-not-a-router", _fate(chosen_indices(topk)))
     if scores.dtype is not None and not scores.dtype.is_floating_point():
         _refuse(topk, "topk-not-a-router", f"it ranks {scores.dtype}, as a sort of indices does")
     axis = ranked_axis(topk)
@@ -167,6 +168,26 @@ def may_route(choice: ir.Node) -> bool:
     return any(is_op(node, *_BY_INDEX) or node.domain for node, _, _ in _readers_of_indices(chosen_indices(choice)))
 
 
+def _fate(indices: ir.Value, most: int = 3) -> str:
+    """Where indices go that `may_route` knows no use of."""
+    goals: list[str] = []
+    queue = [indices]
+    for value in queue:
+        if value.is_graph_output():
+            goals.append(f"output '{value.name}'")
+        for node in consumers(value):
+            if is_op(node, *_MOVES_INDICES):
+                queue.extend(output for output in node.outputs if output not in queue)
+            else:
+                goals.append(label(node))
+        if len(goals) > most or len(queue) > _LOOK_AHEAD:
+            break
+    if not goals:
+        return "nothing reads its indices"
+    shown = ", ".join(goals[:most]) + (", ..." if len(goals) > most else "")
+    return f"its indices go to {shown}, where they tell no experts apart"
+
+
 def _refuse(topk: ir.Node, slug: str, sentence: str, remedy: str = "") -> NoReturn:
     raise Refusal(f"{label(topk)}: {sentence}", slug, remedy=remedy)
 
@@ -249,7 +270,7 @@ def _reaches(value: ir.Value, experts: int | None, most: int = _LOOK_AHEAD) -> b
     while queue and len(seen) <= most:
         current = queue.popleft()
         for node, position in current.uses():
-            if node.op_type in _PRODUCTS or (experts is None and is_op(node, "Mul")):
+            if node.op_type in PRODUCTS or (experts is None and is_op(node, "Mul")):
                 if experts is None or _is_expert_stack(node.inputs[1 - position], experts):
                     return True
                 continue
@@ -268,7 +289,7 @@ def _scales_all_experts(rows: ir.Value, experts: int) -> bool:
     while queue and len(seen) <= _LOOK_AHEAD:
         current = queue.popleft()
         for node, position in current.uses():
-            if node.op_type in _PRODUCTS or is_op(node, "Mul"):
+            if node.op_type in PRODUCTS or is_op(node, "Mul"):
                 others = [value for place, value in enumerate(node.inputs) if place != position]
                 if any(_holds_all_experts(value, experts) for value in others):
                     return True
@@ -305,7 +326,7 @@ def _holds_all_experts(value: ir.Value | None, experts: int) -> bool:
         node = None if current is None else current.producer()
         if node is None:
             continue
-        if node.op_type in _PRODUCTS:
+        if node.op_type in PRODUCTS:
             if any(_is_expert_stack(operand, experts) for operand in node.inputs):
                 return True
         elif is_op(node, "Concat") and len(node.inputs) == experts:

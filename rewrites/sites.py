@@ -6,6 +6,7 @@ its logits nor its weights meet any more router arithmetic.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,11 +20,12 @@ from ort_moe.rewrites.choice import follows_choice, ranks_integers
 from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.inlining import calls_with_graphs, obstacle
 from ort_moe.rewrites.router_node import Router, is_router
-from ort_moe.rewrites.routing import router_width
+from ort_moe.rewrites.routing import may_route, router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.unseed import will_be_put_back
 from ort_moe.rewrites.values import (
+    PRODUCTS,
     RESHAPING,
     constant,
     consumers,
@@ -51,6 +53,8 @@ _NORMALISERS = ("ReduceSum", "ReduceL1", "ReduceLogSumExp", "Softmax", "LogSoftm
 _MOVES = RESHAPING | {"Cast", "Transpose"}
 _MOST_STEPS = 16
 """Values looked at behind the weights for a sum of them and others."""
+_MOST_MASKS = 64
+"""Values looked at behind a choice for another that it is a part of; between them are a dozen."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,29 @@ def _topk_site(node: ir.Node) -> Site:
         finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
     except Refusal as refusal:
         finding = Finding(REASONS[refusal.reason], name, str(refusal), remedy=refusal.remedy)
+        router = _router_behind(node) if refusal.reason in ("topk-not-a-router", "expert-count-unknown") else None
+        if router is not None:
+            detail = f"{label(node)} takes part in the choice of '{router.name}', as a choice of groups does"
+            remedy = f"See what is said of the site '{router.name}'."
+            finding = Finding(REASONS["topk-not-a-router"], name, detail, remedy=remedy)
     return Site(name, _graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
+
+
+def _router_behind(topk: ir.Node) -> ir.Node | None:
+    """The FusedRouter, or the last TopK that may be a router's, that ranks what this TopK had a part in."""
+    found = None
+    queue, seen = deque(topk.outputs), set(topk.outputs)
+    while queue and len(seen) <= _MOST_MASKS:
+        for node in consumers(queue.popleft()):
+            if is_router(node):
+                return node
+            if is_op(node, "TopK") and may_route(node) and not ranks_integers(node):
+                found = node
+            if node.op_type not in PRODUCTS and not is_op(node, "Shape"):
+                fresh = [output for output in node.outputs if output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)
+    return found
 
 
 def _argmax_site(node: ir.Node, seeding: RefusalLog) -> Site | None:

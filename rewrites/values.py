@@ -16,6 +16,9 @@ SMALL = 65_536
 RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
 """Ops that hand on their first input's elements in their order."""
 
+PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
+"""Products of matrices: what an expert, or a linear layer, is made of."""
+
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 """Element types narrower than float32 that logits may have."""
 

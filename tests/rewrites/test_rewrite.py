@@ -270,7 +270,25 @@ def test_a_topk_whose_indices_pick_nothing_is_not_even_canonicalised() -> None:
     assert (site.node, site.status) == ("TopK_weights", "left")
     (finding,) = site.findings
     assert finding.reason.slug == "topk-not-a-router"
-    assert "nothing is gathered, scattered or compared by its indices" in finding.detail
+    assert "its indices go to output 'tokens', where they tell no experts apart" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("double = Mul (ids, k)\n other = Mod (ids, k)", "its indices go to Mul 'Mul_double', Mod 'Mod_other', where"),
+        ("", "nothing reads its indices"),
+    ],
+    ids=["arithmetic", "none"],
+)
+def test_where_the_indices_go(lines: str, sentence: str) -> None:
+    outputs = ", int64[T, 2] double, int64[T, 2] other" if lines else ""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[T, {EXPERTS}] x) => (float[T, 2] best{outputs}) {{ best, ids = TopK (x, k)\n {lines} }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "k"))
+    (site,) = rewrite(ir.from_proto(proto)).sites
+    assert sentence in site.findings[0].detail
 
 
 CUSTOM = """

@@ -338,6 +338,14 @@ def test_refusals(name: str) -> None:
     assert any(sentence in finding.detail for finding in site.findings), site.findings
 
 
+def test_choices_of_groups_refer_to_the_router_that_was_left() -> None:
+    """Both of them: the best keys of each group, and the best groups."""
+    options = {"scattered": SCATTERED.replace("{1}", "{2}"), "score": SUM_OF_TWO}
+    keys = "keys = Softmax <axis = -1> (logits)"
+    *parts, router = rewrite(masked_router(keys, "weights, ids = TopK (masked, k)", fill=0.0, **options)).sites
+    assert [site.findings[0].remedy for site in parts] == [f"See what is said of the site '{router.node}'."] * 2
+
+
 def test_the_mask_tells_the_number_of_experts() -> None:
     """Shape inference knows no width of logits that were reshaped by a computed shape; the mask's is fixed."""
     unknown = """
