@@ -225,11 +225,11 @@ class _Comparison:
                 )
         if not self.found:
             return False, "there is no fused router to look at"
-        if len(self.sites) < len(self.found):
-            return (
-                False,
-                f"{len(self.sites)} of {len(self.found)} routers could be looked at and agree",
-            )
+        skipped = [site for site in self.found if isinstance(site, SiteCheck)]
+        if not self.sites:
+            return False, f"no router could be held against the original: of '{skipped[0].node}', {skipped[0].detail}"
+        if skipped:
+            return False, f"{len(self.sites)} of {len(self.found)} routers could be looked at and agree"
         return False, "every router agrees, so the difference arises elsewhere"
 
     def _routing_difference(
@@ -283,7 +283,7 @@ def _check_signatures(original: ir.Model, candidate: ir.Model) -> None:
     ):
         a, b = ([value.name for value in values] for values in (ours, theirs))
         if a != b:
-            raise ModelError(f"the models cannot be compared: the original's {what} are {a}, the other's {b}")
+            raise ModelError(f"the models cannot be compared: {_names_apart(what, a, b)}")
         for value, other in zip(ours, theirs, strict=True):
             if value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise ModelError(f"the models cannot be compared: '{value.name}' is {value.type}, expected a tensor")
@@ -292,6 +292,17 @@ def _check_signatures(original: ir.Model, candidate: ir.Model) -> None:
                     f"the models cannot be compared: '{value.name}' is {value.type}{value.shape} in the original, "
                     f"{other.type}{other.shape} in the other"
                 )
+
+
+def _names_apart(what: str, ours: Sequence[str | None], theirs: Sequence[str | None], most: int = 5) -> str:
+    """In what two lists of names of inputs or outputs differ."""
+    clauses = []
+    for who, names, others in (("the original", ours, theirs), ("the other", theirs, ours)):
+        alone = [f"'{name}'" for name in names if name not in others]
+        if alone:
+            shown = ", ".join(alone[:most]) + (", ..." if len(alone) > most else "")
+            clauses.append(f"{who} alone has the {what} {shown}")
+    return ", ".join(clauses) or f"their {what} are in another order"
 
 
 def _agree(value: ir.Value, other: ir.Value) -> bool:

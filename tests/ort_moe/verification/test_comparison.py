@@ -131,7 +131,9 @@ def test_finds_wrong_experts_behind_renamed_logits(tmp_path: Path) -> None:
     assert not verification.passed
     (site,) = verification.sites
     assert (site.status, site.detail) == ("skipped", "its logits 'negated' are not a value of the original")
-    assert "0 of 1 routers could be looked at" in str(verification.failure)
+    assert "no router could be held against the original: of 'router', its logits 'negated' are" in str(
+        verification.failure
+    )
 
 
 def test_tells_a_difference_behind_the_routers(tmp_path: Path) -> None:
@@ -271,7 +273,8 @@ def test_model_without_fused_nodes(tmp_path: Path) -> None:
 def test_refuses_models_of_other_outputs(tmp_path: Path) -> None:
     model = fused()
     model.graph.output[0].name = "weights"
-    with pytest.raises(ModelError, match=r"outputs are \['output'\], the other's \['weights'\]"):
+    sentence = "the original alone has the outputs 'output', the other alone has the outputs 'weights'"
+    with pytest.raises(ModelError, match=sentence):
         verify(save(original(), tmp_path / "a.onnx"), save(model, tmp_path / "b.onnx"))
 
 
@@ -283,6 +286,29 @@ def test_refuses_models_of_other_types_and_sizes(tmp_path: Path, changes: dict[s
     optimized = save(fused(**changes), tmp_path / "optimized.onnx")
     with pytest.raises(ModelError, match=f"cannot be compared: 'hidden' is .* in the original, {other} in the other"):
         verify(reference, optimized)
+
+
+@pytest.mark.parametrize(
+    ("alone", "order", "sentence"),
+    [
+        (("more",), "reference", "the original alone has the outputs 'more'"),
+        (("more",), "optimized", "the other alone has the outputs 'more'"),
+        (("more", "most"), "both", "their outputs are in another order"),
+    ],
+    ids=["reference", "optimized", "order"],
+)
+def test_models_with_other_outputs(tmp_path: Path, alone: tuple[str, ...], order: str, sentence: str) -> None:
+    reference, optimized = original(), fused()
+    for model, where in ((reference, "reference"), (optimized, "optimized")):
+        for name in alone if order in (where, "both") else ():
+            model.graph.node.append(helper.make_node("Identity", ["output"], [name], name))
+            model.graph.output.insert(len(model.graph.output) if where == "reference" else 0, _output(name))
+    with pytest.raises(ModelError, match=f"the models cannot be compared: {sentence}"):
+        verify(save(reference, tmp_path / "reference.onnx"), save(optimized, tmp_path / "optimized.onnx"))
+
+
+def _output(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", HIDDEN])
 
 
 def test_says_what_cannot_be_loaded(tmp_path: Path) -> None:
