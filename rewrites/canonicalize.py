@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ort_moe.rewrites.computed_shapes import fix_computed_shapes
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.shape_inference import infer_shapes, lacks_types
 from ort_moe.rewrites.values import Array, constant, is_op
@@ -21,6 +22,8 @@ _SHAPE_ARITHMETIC = (
 )  # fmt: skip
 _SHAPE_ELEMENTS = 64
 """Elements up to which integers are taken for the arithmetic of a shape."""
+_MOST_VIEWS = 4
+"""Computed shapes one behind the other in a router: into groups and back, by either side of a mask."""
 _NUMBER_ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub")
 """Ops by which one floating-point constant is written as an expression of others."""
 
@@ -60,6 +63,11 @@ def canonicalize(model: ir.Model) -> tuple[bool, str | None]:
     if lacks_types(model.graph):
         modified = sink_integers(model.graph) or modified
         complaint = infer_shapes(model)
+        # A shape that is fixed may tell the lengths that another needs: of the groups, then of all experts.
+        for _ in range(_MOST_VIEWS):
+            if complaint is not None or not fix_computed_shapes(model):
+                break
+            modified, complaint = True, infer_shapes(model)
     modified = spell_casts(model.graph) or modified
     return clean_up(model) or modified, complaint
 
