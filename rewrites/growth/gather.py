@@ -127,6 +127,36 @@ class GatherSoftmax(RouterRule):
         return result, indices, op.Cast(indices, to=ir.DataType.INT64)
 
 
+class GatherSigmoid(RouterRule):
+    """GatherElements(Sigmoid(x), ids) -> Sigmoid(GatherElements(x, ids)).
+
+    For ids the indices of a FusedRouter, and x what it ranks, before a bias if there is one: the sigmoid is for the
+    weights alone.
+    """
+
+    title = "gather-sigmoid"
+    root = "GatherElements"
+
+    def pattern(self, op: Any, x: Any, keys: Any) -> Any:
+        _, indices = router(op, keys)
+        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
+        return op.GatherElements(op.Sigmoid(x), ids, _allow_other_attributes=True, _outputs=["gathered"])
+
+    def read(self, x: ir.Value, keys: ir.Value, gathered: ir.Value, **_: Any) -> None:
+        gather = gathered.producer()
+        if not _is_ranked(x, keys):
+            raise Mismatch
+        assert gather is not None
+        require(is_last_axis(integer(gather, "axis", 0), x), "the scores are not gathered along the last axis")
+
+    def rewrite(self, op: Any, x: ir.Value, ids: ir.Value, gathered: ir.Value, **matched: Any) -> ir.Value:
+        self.read(x=x, gathered=gathered, **matched)
+        chosen = op.GatherElements(x, ids, axis=-1)
+        chosen.type, chosen.shape = x.type, gathered.shape
+        scores: ir.Value = op.Sigmoid(chosen)
+        return scores
+
+
 class GatherProduct(RouterRule):
     """GatherElements(Mul(s, c), ids) -> Mul(GatherElements(s, ids), Gather(c, ids)).
 
@@ -147,9 +177,7 @@ class GatherProduct(RouterRule):
         self, scores: ir.Value, factors: ir.Value, keys: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any
     ) -> Array:
         array, gather = vector(factors, Router.producing(weights).experts), gathered.producer()
-        add = producer(through_widening(keys), "Add")
-        ranked = [keys] if add is None else [keys, *(value for value in add.inputs if value is not None)]
-        if array is None or through_widening(scores) not in [through_widening(value) for value in ranked]:
+        if array is None or not _is_ranked(scores, keys):
             raise Mismatch
         assert gather is not None
         require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
@@ -165,6 +193,13 @@ class GatherProduct(RouterRule):
             value.type, value.shape = gathered.type, gathered.shape
         product: ir.Value = op.Mul(chosen, factors)
         return product
+
+
+def _is_ranked(scores: ir.Value, keys: ir.Value) -> bool:
+    """Whether the scores are the keys, or what the keys are before an addition."""
+    add = producer(through_widening(keys), "Add")
+    ranked = [keys] if add is None else [keys, *(value for value in add.inputs if value is not None)]
+    return through_widening(scores) in [through_widening(value) for value in ranked]
 
 
 def _added_bias(keys: ir.Value, scores: ir.Value, experts: int | None) -> _Bias:
@@ -199,4 +234,4 @@ def _is_plain_float32(value: ir.Value) -> bool:
     )
 
 
-GATHER_RULES = (GatherProduct(), GatherScores(), GatherSoftmax())
+GATHER_RULES = (GatherProduct(), GatherSigmoid(), GatherScores(), GatherSoftmax())

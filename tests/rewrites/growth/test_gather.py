@@ -129,11 +129,35 @@ def test_bias_on_logits_then_softmax_of_the_chosen() -> None:
     assert_fuses(partial(block, text, {"bias": BIAS}), expected, absorbed=("gather-scores", "softmax-after-topk"))
 
 
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize(
+    ("keys", "bias_on"), [("Identity (logits)", "score"), ("Add (logits, bias)", "logits")], ids=["logits", "bias"]
+)
+def test_sigmoid_gathered_where_the_logits_are_ranked(keys: str, bias_on: str, dtype: str) -> None:
+    text = f"""
+        scores = Sigmoid (logits)
+        keys = {keys}
+        unused, ids = TopK (keys, k)
+        raw = GatherElements <axis = 1> (scores, ids)
+        total = ReduceSum <keepdims = 1> (raw, minus1)
+        weights = Div (raw, total)"""
+    bias = BIAS if dtype == "float" else BIAS.astype(np.float16)
+    expected = {"score": "sigmoid", "score_after_topk": 1, "bias_on": bias_on, "normalize": 1}
+    absorbed = ("gather-scores", "sigmoid-after-topk", "normalize")
+    build = partial(block, text, {"bias": bias}, dtype=dtype)
+    assert_fuses(build, expected, absorbed=absorbed, rtol=1e-5 if dtype == "float" else 3e-3)
+
+
+def test_a_sigmoid_of_something_else_stays() -> None:
+    text = "other = Neg (logits)\n keys = Identity (logits)\n scores = Sigmoid (other)" + GATHER
+    assert_stays(partial(block, text), status="left", sentence="neither the ranked keys nor those before an Add")
+
+
 @pytest.mark.parametrize(
     ("lines", "constants", "sentence"),
     [
         ("keys = Mul (scores, bias)" + GATHER, {"bias": BIAS}, "neither the ranked keys nor those before an Add"),
-        ("keys = Add (logits, bias)" + GATHER, {"bias": BIAS}, "not what the bias was added to"),
+        ("other = Neg (logits)\n keys = Add (other, bias)" + GATHER, {"bias": BIAS}, "not what the bias was added to"),
         ("keys = Add (scores, bias)" + GATHER, {"bias": np.float32(1)}, "not a constant of one number per expert"),
     ],
     ids=["no add", "other scores", "scalar"],
