@@ -21,6 +21,7 @@ from ort_moe.rewrites.growth import (
     GATHER_RULES,
     NORMALIZE_RULES,
     PER_EXPERT_RULES,
+    SCALE_OF_SCORES_RULES,
     SCALE_RULES,
     SCATTER_RULES,
     SCORE_AFTER_TOPK_RULES,
@@ -57,7 +58,9 @@ _AFTER_CHOICE = {
     "sink casts": CAST_RULES,
     "after the choice": (*SCATTER_RULES, *NORMALIZE_RULES, *SCORE_AFTER_TOPK_RULES, *SCALE_RULES, *PER_EXPERT_RULES),
 }
-_BEFORE_CHOICE = {"before the choice": (*SCORE_RULES, *SOFTCAP_RULES, *SLICE_RULES, *UNREAD_RULES)}
+_BEFORE_CHOICE = {
+    "before the choice": (*SCALE_OF_SCORES_RULES, *SCORE_RULES, *SOFTCAP_RULES, *SLICE_RULES, *UNREAD_RULES)
+}
 
 SEEDED = frozenset(rule.anchor or rule.root for rules in _SEEDS.values() for rule in rules)
 """Types of the nodes that a seed is about: without any, and without a FusedRouter, there is nothing to rewrite."""

@@ -19,6 +19,9 @@ RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"}
 PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
 """Products of matrices: what an expert, or a linear layer, is made of."""
 
+SCORES = ("Softmax", "Sigmoid", "Sqrt")
+"""Ops that end a score of the experts."""
+
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 """Element types narrower than float32 that logits may have."""
 

@@ -7,7 +7,7 @@ from ort_moe.rewrites.growth.casts import CAST_RULES
 from ort_moe.rewrites.growth.gather import GATHER_RULES
 from ort_moe.rewrites.growth.normalize import NORMALIZE_RULES
 from ort_moe.rewrites.growth.per_expert import PER_EXPERT_RULES
-from ort_moe.rewrites.growth.scale import SCALE_RULES
+from ort_moe.rewrites.growth.scale import SCALE_OF_SCORES_RULES, SCALE_RULES
 from ort_moe.rewrites.growth.scatter import SCATTER_RULES
 from ort_moe.rewrites.growth.score import SCORE_RULES
 from ort_moe.rewrites.growth.score_after_topk import SCORE_AFTER_TOPK_RULES
@@ -21,6 +21,7 @@ __all__ = [
     "GATHER_RULES",
     "NORMALIZE_RULES",
     "PER_EXPERT_RULES",
+    "SCALE_OF_SCORES_RULES",
     "SCALE_RULES",
     "SCATTER_RULES",
     "SCORE_AFTER_TOPK_RULES",

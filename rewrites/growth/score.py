@@ -10,6 +10,7 @@ from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import RouterRule, require, require_only_consumers, router
 from ort_moe.rewrites.values import (
     FLOATS,
+    SCORES,
     integer,
     is_last_axis,
     is_widening,
@@ -117,7 +118,7 @@ class InputCast(RouterRule):
             x.dtype in FLOATS and cast.dtype in FLOATS, f"the cast from {x.dtype} to {cast.dtype} changes the values"
         )
         source = through_casts(x, FLOATS)
-        is_score = producer(source, "Softmax", "Sigmoid", "Sqrt") is not None
+        is_score = producer(source, *SCORES) is not None
         if is_widening(x.dtype, cast.dtype):
             is_narrowed = through_widening(x) is not source
             require(

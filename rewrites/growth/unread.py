@@ -9,9 +9,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, RouterRule, require, router
-from ort_moe.rewrites.values import Array, dim, producer, rank, through, vector
-
-_SCORES = ("Softmax", "Sigmoid", "Sqrt")
+from ort_moe.rewrites.values import SCORES, Array, dim, producer, rank, through, vector
 
 
 class BiasForChoice(RouterRule):
@@ -35,7 +33,7 @@ class BiasForChoice(RouterRule):
         array = vector(bias, found.experts)
         if rank(scores) != rank(found.logits) or dim(scores, -1) != found.experts:
             raise Mismatch  # the bias repeats the scores, so that they are not what is ranked
-        if producer(through(scores, {"Cast", "Slice"}), *_SCORES) is None or array is None:
+        if producer(through(scores, {"Cast", "Slice"}), *SCORES) is None or array is None:
             raise Mismatch
         require(not np.isnan(array).any(), f"the added '{bias.name}' holds NaN, which runtimes rank as they like")
         return array

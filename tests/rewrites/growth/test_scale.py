@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.rewrites.blocks import EXPERTS, K, assert_fuses, block
+from tests.rewrites.blocks import EXPERTS, K, assert_fuses, assert_stays, block
 
 CHOOSE = "scores = Softmax <axis = -1> (logits)\n raw, ids = TopK (scores, k)\n"
 
@@ -25,6 +25,50 @@ def test_one_factor(line: str, scale: float) -> None:
 def test_factors_multiply() -> None:
     build = partial(block, CHOOSE + "more = Mul (raw, c)\n weights = Mul (more, d)", {"c": 2.5, "d": 4.0})
     assert_fuses(build, {"scale": 10.0}, absorbed=("scale", "softmax"))
+
+
+@pytest.mark.parametrize(
+    ("line", "score", "after", "expected"),
+    [
+        ("Mul (scores, c)", "Softmax <axis = -1>", "", {"scale": 2.5}),
+        ("Mul (c, scores)", "Sigmoid", "", {"scale": 2.5}),
+        ("Div (scores, c)", "Sigmoid", "", {"scale": float(np.float32(0.4))}),
+        ("Mul (scores, c)", "Sigmoid", "weights = Div (raw, total)", {"scale": 1.0, "normalize_eps": 0.0}),
+        ("Mul (scores, c)", "Sigmoid", "t = Add (total, eps)\n weights = Div (raw, t)", {"normalize_eps": 0.25}),
+        ("Mul (scores, c)", "Sigmoid", "t = Max (total, eps)\n weights = Div (raw, t)", {"normalize_min": 0.25}),
+    ],
+    ids=["softmax", "sigmoid", "quotient", "normalised", "with an epsilon", "with a least sum"],
+)
+def test_a_factor_of_the_scores(line: str, score: str, after: str, expected: dict[str, float]) -> None:
+    text = f"scores = {score} (logits)\n keys = {line}\n raw, ids = TopK (keys, k)\n"
+    normalised = "total" in after
+    if normalised:
+        text += "total = ReduceSum <keepdims = 1> (raw, minus1)\n"
+    absorbed = ("scale", score.split()[0].lower(), *(("normalize",) if normalised else ()))
+    text = text + after if after else text.replace("raw", "weights")
+    build = partial(block, text, {"c": 2.5, "eps": 0.625})
+    assert_fuses(build, {"normalize": int(normalised), **expected}, absorbed=absorbed)
+
+
+@pytest.mark.parametrize("factor", [-2.5, 0.0, np.inf, 1e-40], ids=str)
+def test_a_factor_that_may_change_the_ranking_stays(factor: float) -> None:
+    text = "scores = Sigmoid (logits)\n keys = Mul (scores, c)\n raw, ids = TopK (keys, k)\n weights = Mul (raw, d)"
+    from ort_moe.rewrites import rewrite
+
+    (site,) = rewrite(block(text, {"c": factor, "d": 2.0})).sites
+    assert (site.status, site.absorbed) == ("partly", ("scale",))
+    assert "Mul 'mul_2' stands before the choice" in site.findings[0].detail
+
+
+def test_a_factor_of_scores_that_get_a_bias_stays() -> None:
+    text = """
+        scores = Sigmoid (logits)
+        scaled = Mul (scores, c)
+        keys = Add (scaled, bias)
+        unused, ids = TopK (keys, k)
+        weights = GatherElements <axis = 1> (scaled, ids)"""
+    build = partial(block, text, {"c": 2.5, "bias": np.arange(EXPERTS, dtype=np.float32)})
+    assert_stays(build, status="partly", sentence="also scales the score to which a bias is added")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_score_moves_before_the_scatter(name: str, score: str) -> None:
 
 def test_scatter_rules_say_nothing_where_nothing_is_scattered() -> None:
     text = "raw, ids = TopK (logits, k)\n half = Mul (raw, scale)\n weights = Softmax <axis = -1> (half)"
-    (site,) = rewrite(block(text, {"scale": 0.5})).sites
+    (site,) = rewrite(block(text, {"scale": -0.5})).sites
     assert site.status == "partly"
     assert "scatter" not in " ".join(finding.detail for finding in site.findings)
 
