@@ -79,7 +79,7 @@ class ScaleOfScores(RouterRule):
     def pattern(self, op: Any, scores: Any, factor: Any) -> Any:
         return router(op, op.Mul(scores, factor))
 
-    def read(self, weights: ir.Value, scores: ir.Value, factor: ir.Value, **_: Any) -> dict[str, float]:
+    def read(self, weights: ir.Value, scores: ir.Value, factor: ir.Value, **_: Any) -> dict[str, Any]:
         found, number = Router.producing(weights), scalar_beside(factor, scores)
         if producer(through(scores, {"Cast", "Slice"}), *SCORES) is None:
             raise Mismatch
