@@ -149,7 +149,7 @@ def _entries(target: ir.Value | None) -> list[int | Length] | None:
     entries: list[int | Length] = []
     for value in () if concat is None else concat.inputs:
         known = integers(value)
-        told = known if known is not None else _looked_up(value)
+        told = known if known is not None else looked_up(value)
         if told is None:
             return None
         entries += told
@@ -179,7 +179,7 @@ def _not_fixed(lengths: list[int | Length]) -> list[Length]:
     return [length for length in lengths if not isinstance(length, int)]
 
 
-def _looked_up(value: ir.Value | None) -> list[int | Length] | None:
+def looked_up(value: ir.Value | None) -> list[int | Length] | None:
     """The lengths that are looked up in a shape while the model runs."""
     value = None if value is None else through(value, RESHAPING | {"Cast"})
     pick = producer(value, "Gather", "Slice")

@@ -17,9 +17,11 @@ from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.spelling.arithmetic import ARITHMETIC
 from ort_moe.rewrites.spelling.casts import CASTS
+from ort_moe.rewrites.spelling.indexing import INDEXING
 from ort_moe.rewrites.spelling.scores import SCORES
 from ort_moe.rewrites.spelling.views import VIEWS
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
+from ort_moe.rewrites.tidy import discard
 from ort_moe.rewrites.values import is_op
 from ort_moe.rewrites.vicinity import around
 
@@ -49,10 +51,21 @@ def respell(model: ir.Model) -> int:
     """
     routers = [node for node in model.graph.all_nodes() if is_op(node, "TopK") and _is_router(node)]
     names = Names(model.graph) if routers else None
-    replaced = 0
+    replaced = 0 if names is None else _respell_indexing(model, names)
     for topk in routers:
         if topk.graph is not None and names is not None:  # not removed as a copy of what stands around another router
             replaced += _Respelling(topk, names).run()
+    return replaced
+
+
+def _respell_indexing(model: ir.Model, names: Names) -> int:
+    replaced = 0
+    for node in list(model.graph.all_nodes()):
+        spelling = INDEXING.get(node.op_type) if is_op(node, *INDEXING) else None
+        new = None if spelling is None else spelling(node, Writer(node, True, names))
+        if isinstance(new, ir.Value) and _take_over(node.outputs[0], new, may_rename=True):
+            discard(node)
+            replaced += 1
     return replaced
 
 
