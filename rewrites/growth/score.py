@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
-from ort_moe.rewrites.rule import RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.rule import Mismatch, RouterRule, require, require_only_consumers, router
 from ort_moe.rewrites.values import (
     FLOATS,
     SCORES,
@@ -15,6 +15,7 @@ from ort_moe.rewrites.values import (
     is_last_axis,
     is_widening,
     producer,
+    reduces_last_axis,
     scalar_beside,
     through_casts,
     through_widening,
@@ -99,6 +100,63 @@ class SqrtThresholdSoftplus(_Score):
         require(threshold == 20.0, f"the softplus turns linear above {threshold}, expected 20")
 
 
+class _RowShift(RouterRule):
+    title = "row-shift"
+    root = "FusedRouter"
+
+    def read(self, weights: ir.Value, x: ir.Value, **_: Any) -> None:
+        found = Router.producing(weights)
+        if found.attributes["score"] != "softmax" or found.attributes["softcap"] != 0.0:
+            raise Mismatch
+        require(
+            found.attributes["score_after_topk"] == 0 or not found.has_groups,
+            "the chosen come from a group mask, whose fill is no logit",
+        )
+        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+
+    def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
+        self.read(weights=weights, x=x, **matched)
+        return Router.producing(weights).grow(op, self.title, logits=x)
+
+
+class LogSoftmaxOfLogits(_RowShift):
+    """FusedRouter(LogSoftmax(x), score = softmax) -> FusedRouter(x, score = softmax).
+
+    Before or after the choice: the logarithm of a softmax is x less one number for each row, which neither the ranking
+    nor a softmax shows.
+    """
+
+    def pattern(self, op: Any, x: Any) -> Any:
+        return router(op, op.LogSoftmax(x, _allow_other_attributes=True, _outputs=["shifted"]))
+
+    def read(self, weights: ir.Value, x: ir.Value, **matched: Any) -> None:
+        super().read(weights=weights, x=x)
+        node = matched["shifted"].producer()
+        require(is_last_axis(integer(node, "axis", -1), x), "the softmax does not run over the experts")
+
+
+class LessTheLargest(_RowShift):
+    """FusedRouter(x - ReduceMax(x), score = softmax) -> FusedRouter(x, score = softmax).
+
+    Over the last axis, before or after the choice: neither the ranking nor a softmax shows what is one number for each
+    row.
+    """
+
+    def pattern(self, op: Any, x: Any, shift: Any) -> Any:
+        return router(op, op.Sub(x, shift))
+
+    def read(self, weights: ir.Value, x: ir.Value, **matched: Any) -> None:
+        super().read(weights=weights, x=x)
+        most = producer(through_casts(matched["shift"], FLOATS), "ReduceMax", "ReduceLogSumExp")
+        if (
+            most is None
+            or most.inputs[0] is None
+            or through_casts(most.inputs[0], FLOATS) is not through_casts(x, FLOATS)
+        ):
+            raise Mismatch
+        require(reduces_last_axis(most, keepdims=True), "the largest logit is not that of each row")
+
+
 class InputCast(RouterRule):
     """FusedRouter(Cast(x)) -> FusedRouter(x).
 
@@ -161,4 +219,13 @@ class ExpOfLogSoftmax(RouterRule):
         return Router.producing(weights).grow(op, self.title, logits=x, score="softmax")
 
 
-SCORE_RULES = (Softmax(), Sigmoid(), SqrtSoftplus(), SqrtThresholdSoftplus(), ExpOfLogSoftmax(), InputCast())
+SCORE_RULES = (
+    Softmax(),
+    Sigmoid(),
+    SqrtSoftplus(),
+    SqrtThresholdSoftplus(),
+    ExpOfLogSoftmax(),
+    LogSoftmaxOfLogits(),
+    LessTheLargest(),
+    InputCast(),
+)

@@ -16,6 +16,7 @@ from ort_moe.rewrites.rule import Refusal, require
 from ort_moe.rewrites.values import (
     RESHAPING,
     axes,
+    constant,
     dim,
     filling,
     integer,
@@ -24,6 +25,7 @@ from ort_moe.rewrites.values import (
     producer,
     rank,
     scalar,
+    through,
 )
 
 _REPEATS = RESHAPING | {"Expand", "Tile"}
@@ -133,25 +135,43 @@ def _scattered(node: ir.Node, inverted: bool, shapes: tuple[tuple[int | None, in
 
 
 def _summed(node: ir.Node, inverted: bool, shapes: tuple[tuple[int | None, int | None], ...]) -> GroupBits:
-    hot = producer(node.inputs[0], "OneHot", "Cast")
-    while hot is not None and hot.op_type == "Cast":
-        hot = producer(hot.inputs[0], "OneHot", "Cast")
-    over = axes(node)
-    if hot is None or hot.inputs[2] is None:
+    source = None if node.inputs[0] is None else through(node.inputs[0], {"Cast"})
+    hot = producer(source, "OneHot", "Equal")
+    if hot is None:
         raise Refusal("the mask before the TopK is not made by scattering ones to the groups kept")
-    known, values = rank(hot.outputs[0]), ir.convenience.get_const_tensor(hot.inputs[2])
-    require(
-        integer(hot, "axis", -1) in (-1, (known or 0) - 1)
-        and values is not None
-        and values.numpy().reshape(-1).tolist() == [0, 1],
-        "the one-hot rows of the groups kept are not ones among zeros along the last axis",
-    )
+    ids, groups = _one_hot(hot) if hot.op_type == "OneHot" else _compared(hot)
+    over, known = axes(node), rank(source)
     require(
         over is not None and known is not None and [axis % known for axis in over] == [known - 2],
         "the one-hot rows of the groups kept are not summed up",
     )
-    groups = scalar(hot.inputs[1])
-    return _bits(hot.inputs[0], None if groups is None else int(groups), inverted, shapes)
+    return _bits(ids, groups, inverted, shapes)
+
+
+def _one_hot(node: ir.Node) -> tuple[ir.Value | None, int | None]:
+    """The indices and the number of groups, of one-hot rows."""
+    known, values = rank(node.outputs[0]), constant(node.inputs[2], limit=2)
+    require(
+        integer(node, "axis", -1) in (-1, (known or 0) - 1)
+        and values is not None
+        and values.reshape(-1).tolist() == [0, 1],
+        "the one-hot rows of the groups kept are not ones among zeros along the last axis",
+    )
+    groups = scalar(node.inputs[1])
+    return node.inputs[0], None if groups is None else int(groups)
+
+
+def _compared(node: ir.Node) -> tuple[ir.Value | None, int | None]:
+    """The same, where the indices in a column, (..., kept, 1), are compared with the number of each group."""
+    for column, numbers in (node.inputs, node.inputs[::-1]):
+        array, view = constant(numbers), producer(column, *RESHAPING)
+        if array is None or view is None or array.ndim == 0 or array.size != array.shape[-1]:
+            continue
+        ids = view.inputs[0]
+        is_column = dim(column, -1) == 1 and rank(ids) is not None and rank(column) == (rank(ids) or 0) + 1
+        if is_column and dim(ids, -1) == dim(column, -2) and array.reshape(-1).tolist() == list(range(array.size)):
+            return ids, array.size
+    raise Refusal("the groups kept are not compared with the numbers of all groups")
 
 
 def _bits(

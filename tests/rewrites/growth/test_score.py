@@ -33,6 +33,57 @@ def test_sqrt_softplus_with_threshold() -> None:
     assert_fuses(partial(block, text, {"top": 20.0}), {"score": "sqrtsoftplus"}, absorbed=("sqrt-softplus",))
 
 
+SHIFTS = {
+    "logarithm": "shifted = LogSoftmax <axis = 1> (logits)",
+    "largest": "most = ReduceMax <keepdims = 1> (logits, minus1)\n shifted = Sub (logits, most)",
+    "largest in float": "wide = Cast <to = 1> (logits)\n most = ReduceMax <keepdims = 1> (wide, minus1)\n"
+    "narrow = CastLike (most, logits)\n shifted = Sub (logits, narrow)",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_shift_of_each_row(shift: str, after: bool, dtype: str) -> None:
+    softmax = "raw, ids = TopK (shifted, k)\n weights = Softmax <axis = 1> (raw)"
+    if not after:
+        softmax = "scores = Softmax <axis = 1> (shifted)" + CHOOSE
+    build = partial(block, f"{SHIFTS[shift]}\n{softmax}", dtype=dtype)
+    absorbed = ("row-shift", "softmax-after-topk" if after else "softmax")
+    expected = {"score": "softmax", "score_after_topk": int(after)}
+    assert_fuses(build, expected, absorbed=absorbed, rtol=1e-5 if dtype == "float" else 5e-3)
+
+
+def test_logarithms_of_the_chosen_renormalised() -> None:
+    text = """
+        shifted = LogSoftmax <axis = -1> (logits)
+        raw, ids = TopK (shifted, k)
+        grown = Exp (raw)
+        total = ReduceSum <keepdims = 1> (grown, minus1)
+        weights = Div (grown, total)"""
+    assert_fuses(partial(block, text), {"score": "softmax"}, absorbed=("row-shift", "softmax-after-topk"))
+
+
+@pytest.mark.parametrize(
+    ("shift", "score"),
+    [
+        ("shifted = LogSoftmax <axis = 0> (logits)", "Softmax <axis = 1>"),
+        ("most = ReduceMax <keepdims = 1> (logits, nought)\n shifted = Sub (logits, most)", "Softmax <axis = 1>"),
+        (
+            "other = Neg (logits)\n most = ReduceMax <keepdims = 1> (other, minus1)\n shifted = Sub (logits, most)",
+            "Sigmoid",
+        ),
+        ("most = ReduceMax <keepdims = 1> (logits, minus1)\n shifted = Sub (logits, most)", "Sigmoid"),
+    ],
+    ids=["logarithm over tokens", "largest of the tokens", "sigmoid of another", "sigmoid"],
+)
+def test_other_shifts_stay(shift: str, score: str) -> None:
+    text = f"{shift}\n scores = {score} (shifted)" + CHOOSE
+    build = partial(block, text, {"nought": np.array([0])})
+    site = assert_stays(build, status="partly", sentence="stands before the choice")
+    assert "row-shift" not in site.absorbed
+
+
 def test_refuses_another_threshold() -> None:
     text = SOFTPLUS + "big = Greater (logits, top)\n lin = Where (big, logits, soft)\n scores = Sqrt (lin)"
     text += "\n raw, ids = TopK (scores, k)\n weights = Mul (raw, top)"

@@ -181,6 +181,10 @@ MASKS: dict[str, dict[str, Any]] = {
     "one-hot rows": {
         "scattered": "each = OneHot (kept, group_count, zero_one)\n hot = ReduceSum <keepdims = 0> (each, one)",
     },
+    "one-hot rows by a comparison": {
+        "scattered": "column_of = Unsqueeze (kept, minus1)\n each = Equal (column_of, numbers)\n"
+        "ones = Cast <to = 7> (each)\n hot = ReduceSum <keepdims = 0> (ones, one)",
+    },
     "in groups": {
         "repeated": "bits_of = Unsqueeze (hot, minus1)\n bits = Cast <to = 9> (bits_of)",
         "masked": "in_groups = Where (bits, grouped, fill)\n masked = Reshape (in_groups, flat_shape)",
@@ -195,6 +199,7 @@ CONSTANTS: dict[str, Any] = {
     "one_f": 1.0,
     "repeats": np.array([1, 1, EXPERTS // GROUPS]),
     "group_count": np.array(GROUPS),
+    "numbers": np.arange(GROUPS),
     "zero_one": np.array([0, 1]),
 }
 
@@ -317,6 +322,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
             "row_shape": np.array([-1, 1, GROUPS]),
         },
         "not repeated for the neighbouring experts",
+    ),
+    "compared with other numbers": (
+        {
+            "scattered": "column_of = Unsqueeze (kept, minus1)\n each = Equal (column_of, numbers)\n"
+            "ones = Cast <to = 7> (each)\n hot = ReduceSum <keepdims = 0> (ones, one)",
+            "numbers": np.arange(GROUPS)[::-1].copy(),
+        },
+        "not compared with the numbers of all groups",
     ),
     "too few left": (
         {"groups": 8, "kept": 1, "score": LARGEST},
