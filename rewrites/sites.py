@@ -25,10 +25,12 @@ from ort_moe.rewrites.rule import Refusal, RefusalLog, Told
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.unseed import will_be_put_back
 from ort_moe.rewrites.values import (
+    FLOATS,
     PRODUCTS,
     RESHAPING,
     constant,
     consumers,
+    dim,
     filling,
     integer,
     integers,
@@ -36,6 +38,7 @@ from ort_moe.rewrites.values import (
     is_op,
     label,
     producer,
+    rank,
     through,
 )
 
@@ -245,12 +248,26 @@ def _left_over(
         yield _finding("left-over-after", arithmetic[0], told, detail, others)
     for copy in copies:
         yield from _shared_normaliser(copy)
+    for user in _gathers_of_chosen(indices, router.experts):
+        shared = list(_shared_normaliser(user.outputs[0]))
+        detail = f"{label(user)} gathers values of the chosen experts"
+        yield from shared or [_finding("left-over-after", user, _told(model, user, rules), detail, ())]
+
+
+def _gathers_of_chosen(indices: ir.Value, experts: int | None) -> Iterator[ir.Node]:
+    """The nodes that gather computed numbers by the indices, or by places that are made of them."""
     for value in _cast_copies(indices, RESHAPING):
         for user in consumers(value):
             if is_op(user, "GatherElements") and user.inputs[0] is not value:
-                shared = list(_shared_normaliser(user.outputs[0]))
-                detail = f"{label(user)} gathers values of the chosen experts"
-                yield from shared or [_finding("left-over-after", user, _told(model, user, rules), detail, ())]
+                yield user
+            for gather in consumers(user.outputs[0]) if is_op(user, "Concat", "Add") else ():
+                data = gather.inputs[0]
+                if data is None or data is user.outputs[0] or constant(data) is not None or data.is_initializer():
+                    continue
+                by_coordinates = is_op(user, "Concat") and is_op(gather, "GatherND") and dim(data, -1) == experts
+                by_place = is_op(user, "Add") and is_op(gather, "Gather") and 1 in (rank(data), dim(data, -1))
+                if (by_coordinates or by_place) and data.dtype in FLOATS:
+                    yield gather
 
 
 def _shared_normaliser(weights: ir.Value) -> Iterator[Finding]:
