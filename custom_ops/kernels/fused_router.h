@@ -2,16 +2,18 @@
 // ort_moe/reference/fused_router.py is the executable form, and every kernel returns its bits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "kernels/dtype.h"
+#include "kernels/routing_maps.h"
 
 #if defined(ORT_MOE_WITH_CUDA)
 #include <cuda_runtime_api.h>
 #endif
 
 namespace ort_moe {
-
-enum class DType : int { kFloat32, kFloat16, kBFloat16 };
 
 enum class Score : int { kSoftmax, kSigmoid, kSqrtSoftplus, kNone, kSparseMixer };
 enum class BiasOn : int { kScore, kLogits };
@@ -44,6 +46,8 @@ struct RouterArgs {
   const float* expert_scale;    // (experts) or null
   float* weights;               // (rows, k)
   int32_t* indices;             // (rows, k)
+  RoutingMaps maps;             // of the indices, or all null: not wanted
+  void* scratch;                // on the device, RouterScratchBytes; the CPU needs none
   DType dtype;
   int64_t rows;
   int64_t experts;
@@ -53,11 +57,16 @@ struct RouterArgs {
 // attribute, what was expected and what came.
 std::string CheckRouterConfig(const RouterConfig& config, int64_t experts, bool has_selection_bias);
 
-// Rows [begin, end) on the calling thread. The configuration has been checked.
+// Weights and indices of rows [begin, end) on the calling thread; the maps follow from BuildRoutingMapsCpu once all
+// rows are there. The configuration has been checked.
 void FusedRouterCpu(const RouterConfig& config, const RouterArgs& args, int64_t begin, int64_t end);
 
 #if defined(ORT_MOE_WITH_CUDA)
-// One launch on `stream`; rows = 0 is a no-op. The configuration has been checked.
+// From shapes, attributes and whether maps are wanted alone; may be 0.
+size_t RouterScratchBytes(const RouterConfig& config, const RouterArgs& args);
+
+// On `stream`, weights, indices and, where wanted, maps; rows = 0 zeroes the offsets. The configuration has been
+// checked. The scratch is as it came from an allocator.
 cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args, cudaStream_t stream);
 #endif
 
