@@ -138,6 +138,28 @@ class Op:
 
 ACTIVATION_TYPES = ("float", "float16", "bfloat16")
 
+ROUTING_MAPS = (
+    Tensor("permuted_to_unpermuted", ("int32",), "(R)", "The expanded row at each permuted position.", True),
+    Tensor(
+        "unpermuted_to_permuted",
+        ("int32",),
+        "(R)",
+        "The permuted position of each expanded row, -1 where it has no expert.",
+        True,
+    ),
+    Tensor(
+        "permuted_to_expert", ("int32",), "(R)", "The expert at each permuted position, E where there is none.", True
+    ),
+    Tensor(
+        "expert_first_token_offset",
+        ("int64",),
+        "(E + 1)",
+        "The first permuted position of each expert, and last the number of rows that have one.",
+        True,
+    ),
+)
+"""The maps between choices and rows of experts, as outputs of a router and inputs of what follows; all or none."""
+
 FUSED_ROUTER = Op(
     name="FusedRouter",
     doc="""\
@@ -176,7 +198,11 @@ larger logits. Their weights are next to 0 in either.
 
 Limits: 1 <= k <= E; `num_groups` divides E; `group_score_top` is at most the experts per group; with a group mask the
 kept groups hold at least k experts. sparse_mixer takes neither `score_after_topk`, groups, a bias nor `"selection"`.
-`k` up to 64 and E up to 4096 are tuned for, more is correct.""",
+`k` up to 64 and E up to 4096 are tuned for, more is correct.
+
+The four maps are the choices in the order of the experts, for FusedExperts and FinalizeRouting: all of them or none.
+With T tokens (the product of the leading dimensions) there are R = T * k expanded rows; number j * T + t is choice j of
+token t. The permuted order lists them by expert ascending, then token ascending.""",
     inputs=(
         Tensor("logits", ACTIVATION_TYPES, "(..., E)", "Router logits, rank 1 or more."),
         Tensor("selection_bias", ("float",), "(E)", "Added to the keys for the choice, never to the weights.", True),
@@ -185,6 +211,7 @@ kept groups hold at least k experts. sparse_mixer takes neither `score_after_top
     outputs=(
         Tensor("weights", ("float",), "(..., K)", "Mixing weights in rank order."),
         Tensor("indices", ("int32",), "(..., K)", "Chosen experts in rank order."),
+        *ROUTING_MAPS,
     ),
     attributes=(
         Attribute("k", "int", "Experts chosen per row."),
@@ -215,5 +242,105 @@ kept groups hold at least k experts. sparse_mixer takes neither `score_after_top
     ),
 )
 
-OPS: Mapping[str, Op] = {op.name: op for op in (FUSED_ROUTER,)}
+
+def _expert_layer(layer: str, rows: str) -> tuple[Tensor, ...]:
+    """The inputs of one of an expert's two layers."""
+    return (
+        Tensor(f"{layer}_weights", (*ACTIVATION_TYPES, "uint8"), "(E, N, D)", f"N = {rows}; packed: see the formats."),
+        Tensor(f"{layer}_scales", ("float8e4m3fn",), "(E, N, D / 16)", "nvfp4: the scales of the blocks.", True),
+        Tensor(f"{layer}_global_scale", ("float",), "(E)", "nvfp4: multiplies all weights of an expert.", True),
+        Tensor(f"{layer}_zero_points", ("uint8",), "(E, N, D)", "For formats to come; none takes it.", True),
+        Tensor(f"{layer}_bias", ACTIVATION_TYPES, "(E, N)", "Of the type of x.", True),
+    )
+
+
+FINALIZE_ROUTING = Op(
+    name="FinalizeRouting",
+    doc="""\
+Gathers the rows that the experts computed and returns each token's weighted sum.
+
+With T tokens and K choices, `p = unpermuted_to_permuted[k * T + t]` is the row of choice k of token t. For each token
+and column, in float32:
+
+1. `sum` starts at +0. For k = 0 .. K-1, in this order: `v = expert_output[p]`, plus `bias[indices[t, k]]` in one add
+   where there is a bias; `sum = fma(weights[t, k], v, sum)`, one rounding.
+2. A choice contributes nothing and is not read where p lies outside [0, R) or, with a bias, where its index lies
+   outside [0, E).
+3. `residual` is added in one add, and the result is rounded once to the type of the rows.
+
+The results are the same bits on CPU and CUDA.""",
+    inputs=(
+        Tensor("expert_output", ACTIVATION_TYPES, "(R, H)", "Rows of the experts in permuted order, R = T * K."),
+        Tensor("weights", ("float",), "(..., K)", "Mixing weights in rank order."),
+        Tensor("indices", ("int32",), "(..., K)", "Chosen experts in rank order."),
+        Tensor("unpermuted_to_permuted", ("int32",), "(R)", "The row of each choice; any other value: none."),
+        Tensor("bias", ACTIVATION_TYPES, "(E, H)", "Added to each expert's rows; of their type.", True),
+        Tensor("residual", ACTIVATION_TYPES, "(..., H)", "Added to the result; of the rows' type.", True),
+    ),
+    outputs=(Tensor("y", ACTIVATION_TYPES, "(..., H)", "The leading dimensions of weights; the type of the rows."),),
+    attributes=(),
+)
+
+FUSED_EXPERTS = Op(
+    name="FusedExperts",
+    doc="""\
+Runs the chosen experts of each token, two layers with an activation between, and returns their weighted sum.
+
+`y = residual + sum over k of weights[k] * fc2(act(fc1(x)))` with the layers of expert `indices[k]`. Sums along D, the
+reduction axis, are accumulated in float32, and "rounded" means to the type of `x`:
+
+1. `fc1` = rounded(weights of the expert . x + bias). D is H; there are N = 2 I rows with `gated`, else I. With
+   `weight_on = "input"` the mixing weight multiplies the product here, before the bias, and not in step 4.
+2. Gated: a gate g and a value u for each of the I elements (`gate_layout`); with `limit` above 0: `g = min(g, limit)`
+   and `u = min(max(u, -limit), limit)`; `a = rounded(act(g) * (u + beta))`. Not gated: `a = rounded(act(fc1))`.
+3. `fc2` = rounded(weights of the expert . a + bias). D is I and N is H.
+4. The sum over k in rank order by float32 fused multiply-adds from +0, one add of the residual, one rounding.
+
+Activations: `silu` = x * sigmoid(alpha * x); `gelu` with the error function; `gelu_tanh`, its tanh approximation;
+`relu`; `relu2` = max(x, 0)^2; `identity`. NaN stays NaN.
+
+Formats of the weights:
+
+* `dense`: (E, N, D) in the type of x.
+* `nvfp4`: uint8 (E, N, D / 2), two e2m1 values a byte along D, the even element in the low bits; scales (E, N, D / 16),
+  one for 16 neighbours along D, and optionally a global scale (E) that counts as 1 where it is left out. A weight is
+  e2m1 * scale * global scale. D is a multiple of 16.
+
+Indices outside [0, E) contribute nothing, and equal indices of a token are separate choices. The maps are a
+FusedRouter's for the same indices, all or none; without them they are built inside. The order of the sums along D is
+fixed for each device and shape, whatever the other rows hold.""",
+    inputs=(
+        Tensor("x", ACTIVATION_TYPES, "(..., H)", "One row a token, rank 1 or more."),
+        Tensor("weights", ("float",), "(..., K)", "Mixing weights in rank order."),
+        Tensor("indices", ("int32",), "(..., K)", "Chosen experts in rank order."),
+        *ROUTING_MAPS,
+        *_expert_layer("fc1", "2 I or I"),
+        *_expert_layer("fc2", "H"),
+        Tensor("residual", ACTIVATION_TYPES, "(..., H)", "Added to the result; of the type of x.", True),
+    ),
+    outputs=(Tensor("y", ACTIVATION_TYPES, "(..., H)", "Of the shape and type of x."),),
+    attributes=(
+        Attribute("weight_format", "string", "How the weights are stored.", "dense", ("dense", "nvfp4")),
+        Attribute(
+            "activation",
+            "string",
+            "Between the layers.",
+            choices=("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity"),
+        ),
+        Attribute("gated", "int", "1: fc1 has a gate and a value for each inner element.", choices=(0, 1)),
+        Attribute(
+            "gate_layout",
+            "string",
+            "Rows of a gated fc1: all gates first, or gate and value in turn.",
+            "concat",
+            ("concat", "interleaved"),
+        ),
+        Attribute("alpha", "float", "Factor inside the sigmoid of silu; 1 with the other activations.", 1.0),
+        Attribute("beta", "float", "Added to the value; 0 unless gated.", 0.0),
+        Attribute("limit", "float", "Bound of gate and value; 0: none; 0 unless gated.", 0.0),
+        Attribute("weight_on", "string", "What the mixing weights multiply.", "output", ("output", "input")),
+    ),
+)
+
+OPS: Mapping[str, Op] = {op.name: op for op in (FUSED_ROUTER, FINALIZE_ROUTING, FUSED_EXPERTS)}
 """Every op by name."""
