@@ -6,6 +6,7 @@ test that compares the library's own description with Python's all read this tab
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,6 +135,29 @@ class Op:
                     raise ValueError(f"{self.name}: attribute '{attribute.name}' must be given")
                 full[attribute.name] = attribute.neutral
         return full
+
+    def read(self, given: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+        """A node's complete attributes as the kernels take them: floats rounded to float32, flags as bool.
+
+        Raises:
+            ValueError: An attribute is unknown, missing, of another kind or not among its choices.
+        """
+        names = [attribute.name for attribute in self.attributes]
+        for name in given:
+            if name not in names:
+                raise ValueError(f"{self.name}: no attribute '{name}'; the attributes are {', '.join(names)}")
+        values = self.complete(given)
+        for name, value in values.items():
+            attribute = self.attribute(name)
+            try:
+                attribute.check(value)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
+            if attribute.kind == "float":
+                values[name] = ctypes.c_float(float(value)).value
+            elif attribute.choices == (0, 1):
+                values[name] = bool(value)
+        return values
 
 
 ACTIVATION_TYPES = ("float", "float16", "bfloat16")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -40,22 +39,7 @@ class RouterConfig:
         Raises:
             ValueError: An attribute is unknown, missing, of another kind or not among its choices.
         """
-        values: dict[str, AttributeValue] = {"mixer_threshold": 0.0}
-        names = [attribute.name for attribute in FUSED_ROUTER.attributes]
-        for name in given:
-            if name not in names:
-                raise ValueError(f"FusedRouter: no attribute '{name}'; the attributes are {', '.join(names)}")
-        values.update(FUSED_ROUTER.complete(given))
-        for attribute in FUSED_ROUTER.attributes:
-            value = values[attribute.name]
-            try:
-                attribute.check(value)
-            except ValueError as error:
-                raise ValueError(f"FusedRouter: {error}") from None
-            if attribute.kind == "float":
-                values[attribute.name] = ctypes.c_float(float(value)).value
-            elif attribute.choices == (0, 1):
-                values[attribute.name] = bool(value)
+        values = {"mixer_threshold": 0.0} | FUSED_ROUTER.read(given)
         return cls(**values)  # type: ignore[arg-type]  # the table and the fields agree: test_router_config.py
 
     def attributes(self) -> dict[str, AttributeValue]:

@@ -4,8 +4,7 @@
 // floats per stage (logits, scores, keys), so it is read once and everything after that hits the first-level cache.
 // Bound by: the exponentials (E a row) where a full softmax, a sigmoid or a softplus is asked for; else by the
 // selection, O(E log k) comparisons of which all but a few fail at once. The stages are plain loops over E that
-// compilers vectorise. FusedRouterCpu picks a build of them with FMA instructions where the processor has them: an fmaf
-// call per step costs more than all the rest. The bits are the same either way.
+// compilers vectorise, with FMA instructions where the processor has them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +13,8 @@
 
 #include "kernels/float_math.h"
 #include "kernels/fused_router.h"
+#include "kernels/half_float.h"
+#include "kernels/with_fma.h"
 
 namespace ort_moe {
 namespace {
@@ -48,19 +49,6 @@ class ExpertSum {
   static constexpr int kRun = 8;
   float partials_[kPartials] = {};
 };
-
-// Without a subnormal operand, which a host that flushes subnormals would lose.
-inline float HalfToFloat(uint16_t half) {
-  const uint32_t magnitude = half & 0x7fffu;
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);
-  const uint32_t subnormal = FloatBits(Add(BitsToFloat((magnitude << 13) + (113u << 23)), -BitsToFloat(113u << 23)));
-  const uint32_t special = (magnitude << 13) | 0x7f800000u;
-  const uint32_t bits = magnitude >= 0x7c00u ? special : (magnitude >= 0x0400u ? normal : subnormal);
-  return BitsToFloat(bits | sign);
-}
-
-inline float BFloat16ToFloat(uint16_t value) { return BitsToFloat(static_cast<uint32_t>(value) << 16); }
 
 // An OrderedKey and its expert as one number: the larger is ranked first, and no two are equal.
 inline uint64_t Candidate(uint32_t key, int64_t expert) {
@@ -326,24 +314,10 @@ inline void RouteRows(const RouterConfig& config, const RouterArgs& args, int64_
   for (int64_t row = begin; row < end; ++row) router.Route(row);
 }
 
-// `flatten` compiles all of RouteRows for the instructions named here.
-#if defined(__x86_64__) && defined(__GNUC__)
-__attribute__((target("avx2,fma"), flatten)) void RouteRowsFma(const RouterConfig& config, const RouterArgs& args,
-                                                               int64_t begin, int64_t end) {
-  RouteRows(config, args, begin, end);
-}
-
-bool HasFma() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#endif
-
 }  // namespace
 
 void FusedRouterCpu(const RouterConfig& config, const RouterArgs& args, int64_t begin, int64_t end) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  static const bool has_fma = HasFma();
-  if (has_fma) return RouteRowsFma(config, args, begin, end);
-#endif
-  RouteRows(config, args, begin, end);
+  WithFma([&] { RouteRows(config, args, begin, end); });
 }
 
 }  // namespace ort_moe

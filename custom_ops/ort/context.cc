@@ -77,6 +77,12 @@ void* Context::CudaStream() const {
   return stream;
 }
 
+void* Context::ScratchBuffer(const OrtMemoryInfo& memory, size_t bytes) const {
+  void* data = nullptr;
+  Check(api_, api_.KernelContext_GetScratchBuffer(&context_, &memory, bytes, &data));
+  return data;
+}
+
 void CheckType(const TensorSpec& spec, ONNXTensorElementDataType type) {
   std::vector<std::string> names;
   for (const ONNXTensorElementDataType allowed : spec.types) {
@@ -86,9 +92,26 @@ void CheckType(const TensorSpec& spec, ONNXTensorElementDataType type) {
   throw Error("input '" + spec.name + "' must have type " + Alternatives(names) + ", but has " + TypeName(type));
 }
 
-void CheckVector(const TensorSpec& spec, const std::vector<int64_t>& shape, int64_t length) {
-  if (shape.size() == 1 && (shape[0] == length || shape[0] < 0 || length < 0)) return;
-  throw Error("input '" + spec.name + "' must have shape " + ShapeText({length}) + ", but has " + ShapeText(shape));
+void CheckSameType(const TensorSpec& spec, ONNXTensorElementDataType type, const TensorSpec& other,
+                   ONNXTensorElementDataType expected) {
+  if (type == expected) return;
+  throw Error("input '" + spec.name + "' must have type " + TypeName(expected) + " as '" + other.name +
+              "' has, but has " + TypeName(type));
+}
+
+void CheckShape(const TensorSpec& spec, const std::vector<int64_t>& shape, const std::vector<int64_t>& expected) {
+  bool fits = shape.size() == expected.size();
+  for (size_t i = 0; fits && i < shape.size(); ++i) {
+    fits = shape[i] == expected[i] || shape[i] < 0 || expected[i] < 0;
+  }
+  if (fits) return;
+  throw Error("input '" + spec.name + "' must have shape " + ShapeText(expected) + ", but has " + ShapeText(shape));
+}
+
+int64_t RowCount(const std::vector<int64_t>& shape) {
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  return rows;
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {

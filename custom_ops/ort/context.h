@@ -37,6 +37,9 @@ class Context {
   // The CUDA stream of the node.
   void* CudaStream() const;
 
+  // Memory that is tied to the node's stream; scratch.h gives it back.
+  void* ScratchBuffer(const OrtMemoryInfo& memory, size_t bytes) const;
+
  private:
   const OrtApi& api_;
   OrtKernelContext& context_;
@@ -46,8 +49,15 @@ class Context {
 // Throws unless `type` is among those of the spec.
 void CheckType(const TensorSpec& spec, ONNXTensorElementDataType type);
 
-// Throws unless `shape` is [length] (-1 on either side: not known yet).
-void CheckVector(const TensorSpec& spec, const std::vector<int64_t>& shape, int64_t length);
+// Throws unless the input has the type of another one.
+void CheckSameType(const TensorSpec& spec, ONNXTensorElementDataType type, const TensorSpec& other,
+                   ONNXTensorElementDataType expected);
+
+// Throws unless `shape` is the expected one (-1 on either side: not known yet).
+void CheckShape(const TensorSpec& spec, const std::vector<int64_t>& shape, const std::vector<int64_t>& expected);
+
+// Product of the dimensions but the last.
+int64_t RowCount(const std::vector<int64_t>& shape);
 
 // "[2, 8]", unknown dimensions as "?".
 std::string ShapeText(const std::vector<int64_t>& shape);

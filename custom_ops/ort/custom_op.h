@@ -6,12 +6,17 @@
 //   void Compute(Context& context) const;          one call; other threads may be inside another
 //   static void InferShapes(ShapeInference& node);
 // that throws Error with a clause; this header puts the op and the node's name in front and hands it to ORT.
+//
+// An output that may have several types has that of the first input. ORT derives such a type only from an input of one
+// type: the op is registered once for each.
 #pragma once
 
 #include <onnxruntime_c_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ort/context.h"
 #include "ort/node.h"
@@ -24,16 +29,22 @@ namespace ort_moe {
 template <typename Op>
 class CustomOp : public OrtCustomOp {
  public:
-  // `version` is that of `api`.
-  CustomOp(const OrtApi& api, uint32_t version, Device device) : OrtCustomOp{}, api_(api), device_(device) {
+  // `version` is that of `api`; `type` that of the first input, undefined: any.
+  CustomOp(const OrtApi& api, uint32_t version, Device device, ONNXTensorElementDataType type)
+      : OrtCustomOp{}, api_(api), device_(device), type_(type) {
     OrtCustomOp::version = version;
     GetName = [](const OrtCustomOp*) { return Op::Spec().name.c_str(); };
     GetExecutionProviderType = [](const OrtCustomOp* op) { return ExecutionProvider(Self(op).device_); };
     GetInputTypeCount = [](const OrtCustomOp*) { return Op::Spec().inputs.size(); };
     GetOutputTypeCount = [](const OrtCustomOp*) { return Op::Spec().outputs.size(); };
     // Undefined is any type: our checks name the input and what it may be, ORT's do not.
-    GetInputType = [](const OrtCustomOp*, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
-    GetOutputType = [](const OrtCustomOp*, size_t index) { return Op::Spec().outputs[index].types.front(); };
+    GetInputType = [](const OrtCustomOp* op, size_t index) {
+      return index == 0 ? Self(op).type_ : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    };
+    GetOutputType = [](const OrtCustomOp* op, size_t index) {
+      const TensorSpec& output = Op::Spec().outputs[index];
+      return output.types.size() > 1 ? Self(op).type_ : output.types.front();
+    };
     GetInputCharacteristic = [](const OrtCustomOp*, size_t i) { return Characteristic(Op::Spec().inputs[i]); };
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) { return Characteristic(Op::Spec().outputs[i]); };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
@@ -85,19 +96,32 @@ class CustomOp : public OrtCustomOp {
 
   const OrtApi& api_;
   Device device_;
+  ONNXTensorElementDataType type_;
 };
+
+using OwnedOp = std::unique_ptr<OrtCustomOp, void (*)(OrtCustomOp*)>;
 
 // An op in the library's list.
 struct OpEntry {
   const OpSpec& (*spec)();
-  std::unique_ptr<OrtCustomOp, void (*)(OrtCustomOp*)> (*make)(const OrtApi&, uint32_t version, Device);
+  std::vector<Device> devices;
+  // What ORT is to register for a device.
+  std::vector<OwnedOp> (*make)(const OrtApi&, uint32_t version, Device);
 };
 
 template <typename Op>
-OpEntry EntryOf() {
-  return {Op::Spec, [](const OrtApi& api, uint32_t version, Device device) {
-            return std::unique_ptr<OrtCustomOp, void (*)(OrtCustomOp*)>(
-                new CustomOp<Op>(api, version, device), [](OrtCustomOp* op) { delete static_cast<CustomOp<Op>*>(op); });
+OpEntry EntryOf(const std::vector<Device>& devices) {
+  return {Op::Spec, devices, [](const OrtApi& api, uint32_t version, Device device) {
+            const OpSpec& spec = Op::Spec();
+            const bool follows = std::any_of(spec.outputs.begin(), spec.outputs.end(),
+                                             [](const TensorSpec& output) { return output.types.size() > 1; });
+            const std::vector<ONNXTensorElementDataType> any = {ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED};
+            std::vector<OwnedOp> ops;
+            for (const ONNXTensorElementDataType type : follows ? spec.inputs.front().types : any) {
+              ops.push_back(OwnedOp(new CustomOp<Op>(api, version, device, type),
+                                    [](OrtCustomOp* op) { delete static_cast<CustomOp<Op>*>(op); }));
+            }
+            return ops;
           }};
 }
 

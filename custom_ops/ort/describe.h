@@ -11,6 +11,12 @@ namespace ort_moe {
 inline constexpr const char* kDomain = "ort_moe";
 inline constexpr int kDomainVersion = 1;
 
-std::string DescribeOps(const std::vector<const OpSpec*>& specs, const std::vector<Device>& devices);
+// An op and where it runs.
+struct DescribedOp {
+  const OpSpec& spec;
+  const std::vector<Device>& devices;
+};
+
+std::string DescribeOps(const std::vector<DescribedOp>& ops);
 
 }  // namespace ort_moe

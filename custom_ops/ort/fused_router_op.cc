@@ -2,29 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "ort/routing_maps_spec.h"
 #include "ort/status.h"
 
 namespace ort_moe {
 namespace {
 
 enum Input : size_t { kLogits, kSelectionBias, kExpertScale };
-enum Output : size_t { kWeights, kIndices };
+enum Output : size_t { kWeights, kIndices, kMaps };
 
 // Logits of one task on the CPU: some 50 us of work, so that handing it to a thread costs little beside it.
 constexpr int64_t kLogitsPerTask = 8192;
 
 // The order of choices is that of the enumerations in kernels/fused_router.h.
 OpSpec MakeSpec() {
-  using Values = std::vector<AttributeValue>;
-  const Values flag = {int64_t{0}, int64_t{1}};
-  const auto words = [](std::initializer_list<const char*> texts) { return Values(texts.begin(), texts.end()); };
   OpSpec spec;
   spec.name = "FusedRouter";
   spec.inputs = {
-      {"logits",
-       {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
-        ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16}},
+      {"logits", ActivationTypes()},
       {"selection_bias", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
       {"expert_scale", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
   };
@@ -32,18 +29,19 @@ OpSpec MakeSpec() {
       {"weights", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}},
       {"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}},
   };
+  spec.outputs.insert(spec.outputs.end(), RoutingMapSpecs().begin(), RoutingMapSpecs().end());
   spec.attributes = {
       {"k", AttributeKind::kInt},
-      {"score", AttributeKind::kString, words({"softmax", "sigmoid", "sqrtsoftplus", "none", "sparse_mixer"})},
+      {"score", AttributeKind::kString, Words({"softmax", "sigmoid", "sqrtsoftplus", "none", "sparse_mixer"})},
       {"mixer_threshold", AttributeKind::kFloat, {}, {"score", "sparse_mixer"}},
-      {"score_after_topk", AttributeKind::kInt, flag},
-      {"bias_on", AttributeKind::kString, words({"score", "logits"})},
+      {"score_after_topk", AttributeKind::kInt, Flag()},
+      {"bias_on", AttributeKind::kString, Words({"score", "logits"})},
       {"num_groups", AttributeKind::kInt},
       {"topk_groups", AttributeKind::kInt},
       {"group_score_top", AttributeKind::kInt},
       {"group_fill", AttributeKind::kFloat, {-INFINITY, 0.0f}},
-      {"weights_from", AttributeKind::kString, words({"scores", "selection"})},
-      {"normalize", AttributeKind::kInt, flag},
+      {"weights_from", AttributeKind::kString, Words({"scores", "selection"})},
+      {"normalize", AttributeKind::kInt, Flag()},
       {"normalize_eps", AttributeKind::kFloat},
       {"normalize_min", AttributeKind::kFloat},
       {"scale", AttributeKind::kFloat},
@@ -72,22 +70,11 @@ RouterConfig ReadConfig(const Node& node) {
   return config;
 }
 
-DType RouterDType(ONNXTensorElementDataType type) {
-  switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
-      return DType::kFloat16;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
-      return DType::kBFloat16;
-    default:
-      return DType::kFloat32;
-  }
-}
-
 // One value per expert, or null where the node leaves it out.
 const float* ExpertVector(const Context& context, size_t index, int64_t experts) {
   const auto tensor = context.Input(index);
   if (!tensor) return nullptr;
-  CheckVector(FusedRouterOp::Spec().inputs[index], tensor->shape, experts);
+  CheckShape(FusedRouterOp::Spec().inputs[index], tensor->shape, {experts});
   return static_cast<const float*>(tensor->data);
 }
 
@@ -103,12 +90,17 @@ void FusedRouterOp::InferShapes(ShapeInference& node) {
   const auto k = node.Int("k");
   if (!shape || !k || *k < 1) return;
   shape->back() = {*k};
-  node.SetOutput(kWeights, *shape);
-  node.SetOutput(kIndices, *shape);
+  node.SetOutput(kWeights, *shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
+  node.SetOutput(kIndices, *shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+  // The maps stay open: here nobody tells which outputs a node has.
 }
 
 FusedRouterOp::FusedRouterOp(const Node& node, Device device)
-    : config_(ReadConfig(node)), device_(device), has_selection_bias_(node.HasInput(kSelectionBias)) {
+    : config_(ReadConfig(node)),
+      device_(device),
+      has_selection_bias_(node.HasInput(kSelectionBias)),
+      has_maps_(HasRoutingMaps("output", [&](size_t i) { return node.HasOutput(kMaps + i); })) {
+  if (device == Device::kCuda && has_maps_) scratch_.emplace(node);
   const KnownTensor logits = node.Input(kLogits);
   CheckType(Spec().inputs[kLogits], logits.type);
   const int64_t experts = logits.shape.empty() ? -1 : logits.shape.back();
@@ -117,7 +109,7 @@ FusedRouterOp::FusedRouterOp(const Node& node, Device device)
     if (!node.HasInput(index)) continue;
     const KnownTensor tensor = node.Input(index);
     CheckType(Spec().inputs[index], tensor.type);
-    if (!tensor.shape.empty()) CheckVector(Spec().inputs[index], tensor.shape, experts);
+    if (!tensor.shape.empty()) CheckShape(Spec().inputs[index], tensor.shape, {experts});
   }
 }
 
@@ -135,18 +127,25 @@ void FusedRouterOp::Compute(Context& context) const {
 
   RouterArgs args{};
   args.logits = logits->data;
-  args.dtype = RouterDType(logits->type);
+  args.dtype = DTypeOf(logits->type);
   args.experts = experts;
-  args.rows = 1;
-  for (size_t i = 0; i + 1 < shape.size(); ++i) args.rows *= shape[i];
+  args.rows = RowCount(shape);
   args.selection_bias = ExpertVector(context, kSelectionBias, experts);
   args.expert_scale = ExpertVector(context, kExpertScale, experts);
   shape.back() = config_.k;
   args.weights = static_cast<float*>(context.Output(kWeights, shape));
   args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));
+  if (has_maps_) args.maps = OutputMaps(context, args.rows, experts);
 
 #if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
+#if defined(ORT_MOE_CUDA_ROUTING_MAPS)
+    const Scratch scratch =
+        scratch_ ? scratch_->Take(context, RouterScratchBytes(config_, args)) : Scratch(nullptr, nullptr);
+    args.scratch = scratch.data();
+#else
+    if (has_maps_) throw Error("the routing maps are not there on CUDA yet", ORT_NOT_IMPLEMENTED);
+#endif
     const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
     if (status == cudaErrorInvalidValue) {
       throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " +
@@ -161,6 +160,21 @@ void FusedRouterOp::Compute(Context& context) const {
 #endif
   const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);
   context.ParallelFor(args.rows, grain, [&](int64_t begin, int64_t end) { FusedRouterCpu(config_, args, begin, end); });
+  if (has_maps_) BuildRoutingMapsCpu(args.indices, args.rows, config_.k, experts, args.maps);
+}
+
+RoutingMaps FusedRouterOp::OutputMaps(Context& context, int64_t tokens, int64_t experts) const {
+  const int64_t rows = tokens * config_.k;
+  if (rows > std::numeric_limits<int32_t>::max()) {
+    throw Error("input 'logits' must have rows that, times k, fit into int32 with the routing maps, but has " +
+                std::to_string(tokens));
+  }
+  RoutingMaps maps{};
+  maps.permuted_to_unpermuted = static_cast<int32_t*>(context.Output(kMaps, {rows}));
+  maps.unpermuted_to_permuted = static_cast<int32_t*>(context.Output(kMaps + 1, {rows}));
+  maps.permuted_to_expert = static_cast<int32_t*>(context.Output(kMaps + 2, {rows}));
+  maps.expert_first_token_offset = static_cast<int64_t*>(context.Output(kMaps + 3, {experts + 1}));
+  return maps;
 }
 
 }  // namespace ort_moe

@@ -1,10 +1,13 @@
 // FusedRouter as an ORT op, on the CPU and on CUDA.
 #pragma once
 
+#include <optional>
+
 #include "kernels/fused_router.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"
+#include "ort/scratch.h"
 #include "ort/shape_inference.h"
 
 namespace ort_moe {
@@ -19,10 +22,13 @@ class FusedRouterOp {
 
  private:
   void CheckExperts(int64_t experts) const;
+  RoutingMaps OutputMaps(Context& context, int64_t tokens, int64_t experts) const;
 
   RouterConfig config_;
   Device device_;
   bool has_selection_bias_;
+  bool has_maps_;
+  std::optional<ScratchAllocator> scratch_;  // on CUDA with maps
 };
 
 }  // namespace ort_moe

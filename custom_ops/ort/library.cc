@@ -7,11 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "build_info.h"
 #include "ort/custom_op.h"
 #include "ort/describe.h"
+#include "ort/finalize_routing_op.h"
+#include "ort/fused_experts_op.h"
 #include "ort/fused_router_op.h"
 #include "ort/status.h"
 
@@ -20,21 +23,20 @@
 namespace ort_moe {
 namespace {
 
+#if defined(ORT_MOE_WITH_CUDA)
+const std::vector<Device> kCpuAndCuda = {Device::kCpu, Device::kCuda};
+#else
+const std::vector<Device> kCpuAndCuda = {Device::kCpu};
+#endif
+
 // Every op. The one line to add for a new one.
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
-      EntryOf<FusedRouterOp>(),
+      EntryOf<FusedRouterOp>(kCpuAndCuda),
+      EntryOf<FinalizeRoutingOp>(FinalizeRoutingOp::kHasCuda ? kCpuAndCuda : std::vector<Device>{Device::kCpu}),
+      EntryOf<FusedExpertsOp>(FusedExpertsOp::kHasCuda ? kCpuAndCuda : std::vector<Device>{Device::kCpu}),
   };
   return ops;
-}
-
-const std::vector<Device>& Devices() {
-#if defined(ORT_MOE_WITH_CUDA)
-  static const std::vector<Device> devices = {Device::kCpu, Device::kCuda};
-#else
-  static const std::vector<Device> devices = {Device::kCpu};
-#endif
-  return devices;
 }
 
 // The oldest C API that has all we call (scratch and threads of a kernel's context).
@@ -73,16 +75,18 @@ class Domain {
   explicit Domain(const Runtime& runtime) {
     Check(*runtime.api, runtime.api->CreateCustomOpDomain(kDomain, &domain_));
     for (const OpEntry& entry : Ops()) {
-      for (const Device device : Devices()) {
-        ops_.push_back(entry.make(*runtime.api, runtime.version, device));
-        Check(*runtime.api, runtime.api->CustomOpDomain_Add(domain_, ops_.back().get()));
+      for (const Device device : entry.devices) {
+        for (OwnedOp& op : entry.make(*runtime.api, runtime.version, device)) {
+          Check(*runtime.api, runtime.api->CustomOpDomain_Add(domain_, op.get()));
+          ops_.push_back(std::move(op));
+        }
       }
     }
   }
 
  private:
   OrtCustomOpDomain* domain_ = nullptr;
-  std::vector<std::unique_ptr<OrtCustomOp, void (*)(OrtCustomOp*)>> ops_;
+  std::vector<OwnedOp> ops_;
 };
 
 void Register(OrtSessionOptions& options, const OrtApiBase& base, const Runtime& runtime) {
@@ -124,9 +128,9 @@ ORT_MOE_EXPORT const char* ort_moe_describe_ops() {
   using namespace ort_moe;
   try {
     static const std::string text = [] {
-      std::vector<const OpSpec*> specs;
-      for (const OpEntry& entry : Ops()) specs.push_back(&entry.spec());
-      return DescribeOps(specs, Devices());
+      std::vector<DescribedOp> described;
+      for (const OpEntry& entry : Ops()) described.push_back({entry.spec(), entry.devices});
+      return DescribeOps(described);
     }();
     return text.c_str();
   } catch (...) {

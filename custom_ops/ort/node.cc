@@ -109,6 +109,15 @@ bool Node::HasInput(size_t index) const {
   return !name.empty();
 }
 
+bool Node::HasOutput(size_t index) const {
+  size_t count = 0;
+  Check(api_, api_.KernelInfo_GetOutputCount(&info_, &count));
+  if (index >= count) return false;
+  const auto name =
+      ReadText(api_, [&](char* out, size_t* size) { return api_.KernelInfo_GetOutputName(&info_, index, out, size); });
+  return !name.empty();
+}
+
 KnownTensor Node::Input(size_t index) const {
   OrtTypeInfo* owned = nullptr;
   Check(api_, api_.KernelInfo_GetInputTypeInfo(&info_, index, &owned));
@@ -123,6 +132,12 @@ KnownTensor Node::Input(size_t index) const {
   known.shape.resize(rank);
   Check(api_, api_.GetDimensions(tensor, known.shape.data(), rank));
   return known;
+}
+
+OrtAllocator& Node::Allocator() const {
+  OrtAllocator* allocator = nullptr;
+  Check(api_, api_.KernelInfoGetAllocator(&info_, OrtMemTypeDefault, &allocator));
+  return *allocator;
 }
 
 }  // namespace ort_moe

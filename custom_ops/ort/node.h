@@ -33,8 +33,13 @@ class Node {
   size_t Choice(const char* name) const;
 
   bool HasInput(size_t index) const;
+  bool HasOutput(size_t index) const;
   // Of an input that the node has.
   KnownTensor Input(size_t index) const;
+
+  // The allocator of the device that the node runs on; for as long as the session.
+  OrtAllocator& Allocator() const;
+  const OrtApi& api() const { return api_; }
 
  private:
   const AttributeSpec& Spec(const char* name) const;

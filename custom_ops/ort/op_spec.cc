@@ -4,6 +4,28 @@
 
 namespace ort_moe {
 
+const std::vector<ONNXTensorElementDataType>& ActivationTypes() {
+  static const std::vector<ONNXTensorElementDataType> types = {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+                                                               ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+                                                               ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16};
+  return types;
+}
+
+DType DTypeOf(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+      return DType::kFloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+std::vector<AttributeValue> Words(std::initializer_list<const char*> words) { return {words.begin(), words.end()}; }
+
+std::vector<AttributeValue> Flag() { return {int64_t{0}, int64_t{1}}; }
+
 const char* ExecutionProvider(Device device) {
   return device == Device::kCuda ? "CUDAExecutionProvider" : "CPUExecutionProvider";
 }

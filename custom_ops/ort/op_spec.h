@@ -4,22 +4,28 @@
 #include <onnxruntime_c_api.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "kernels/dtype.h"
+
 namespace ort_moe {
 
 struct TensorSpec {
   std::string name;
-  std::vector<ONNXTensorElementDataType> types;  // one for an output
+  std::vector<ONNXTensorElementDataType> types;  // several for an output: that of the first input
   bool optional = false;
 };
 
 // The kind of an attribute is the alternative's number.
 enum class AttributeKind : size_t { kInt, kFloat, kString };
 using AttributeValue = std::variant<int64_t, float, std::string>;
+
+// float, float16 and bfloat16: what activations may be.
+const std::vector<ONNXTensorElementDataType>& ActivationTypes();
 
 struct AttributeSpec {
   std::string name;
@@ -43,6 +49,13 @@ const char* ExecutionProvider(Device device);
 
 // As ONNX writes it in its text format: "float16".
 const char* TypeName(ONNXTensorElementDataType type);
+
+// Of an activation type.
+DType DTypeOf(ONNXTensorElementDataType type);
+
+// Choices of an attribute.
+std::vector<AttributeValue> Words(std::initializer_list<const char*> words);
+std::vector<AttributeValue> Flag();  // 0 or 1
 
 // "int", "float" or "string".
 const char* KindName(AttributeKind kind);

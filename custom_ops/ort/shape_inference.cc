@@ -16,9 +16,19 @@ std::string FreshName() {
 
 }  // namespace
 
+const OrtTensorTypeAndShapeInfo* ShapeInference::Info(size_t index) const {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  return Succeeds(api_, api_.ShapeInferContext_GetInputTypeShape(&context_, index, &info)) ? info : nullptr;
+}
+
+ONNXTensorElementDataType ShapeInference::Type(size_t index) const {
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  if (const OrtTensorTypeAndShapeInfo* info = Info(index)) Check(api_, api_.GetTensorElementType(info, &type));
+  return type;
+}
+
 std::optional<SymbolicShape> ShapeInference::Input(size_t index) const {
-  OrtTensorTypeAndShapeInfo* info = nullptr;  // the context's
-  if (!Succeeds(api_, api_.ShapeInferContext_GetInputTypeShape(&context_, index, &info))) return std::nullopt;
+  const OrtTensorTypeAndShapeInfo* info = Info(index);
   if (info == nullptr) return std::nullopt;
   size_t rank = 0;
   Check(api_, api_.GetDimensionsCount(info, &rank));
@@ -44,11 +54,12 @@ std::optional<int64_t> ShapeInference::Int(const char* attribute) const {
   return value;
 }
 
-void ShapeInference::SetOutput(size_t index, const SymbolicShape& shape) {
+void ShapeInference::SetOutput(size_t index, const SymbolicShape& shape, ONNXTensorElementDataType type) {
   OrtTensorTypeAndShapeInfo* owned = nullptr;
   Check(api_, api_.CreateTensorTypeAndShapeInfo(&owned));
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(api_.ReleaseTensorTypeAndShapeInfo)> info(
       owned, api_.ReleaseTensorTypeAndShapeInfo);
+  Check(api_, api_.SetTensorElementType(info.get(), type));  // newer versions take it for the output's
   std::vector<int64_t> values;
   std::vector<const char*> names;
   for (const Dimension& dimension : shape) {

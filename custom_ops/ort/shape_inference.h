@@ -25,10 +25,15 @@ class ShapeInference {
 
   // Nothing where it is unknown, or a scalar.
   std::optional<SymbolicShape> Input(size_t index) const;
+  // Undefined where it is unknown.
+  ONNXTensorElementDataType Type(size_t index) const;
   std::optional<int64_t> Int(const char* attribute) const;
-  void SetOutput(size_t index, const SymbolicShape& shape);
+  void SetOutput(size_t index, const SymbolicShape& shape, ONNXTensorElementDataType type);
 
  private:
+  // The context's; null where it knows nothing.
+  const OrtTensorTypeAndShapeInfo* Info(size_t index) const;
+
   const OrtApi& api_;
   OrtShapeInferContext& context_;
 };

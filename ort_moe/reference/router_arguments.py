@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.reference.dtypes import check_activation, check_array
 from ort_moe.router_config import RouterConfig
-
-LOGITS_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-"""What logits may be."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,13 @@ def check_router_arguments(
         ValueError: One of them is not what the op takes.
     """
     config = RouterConfig.from_attributes(attributes)
-    if logits.dtype not in LOGITS_DTYPES:
-        raise ValueError(f"FusedRouter: input 'logits' must be float32, float16 or bfloat16, but is {logits.dtype}")
+    check_activation("FusedRouter", "logits", logits)
     if logits.ndim < 1:
         raise ValueError("FusedRouter: input 'logits' must have rank 1 or more, but is a scalar")
     *leading, experts = logits.shape
     config.check(experts, selection_bias is not None)
     for name, vector in (("selection_bias", selection_bias), ("expert_scale", expert_scale)):
-        if vector is not None and (vector.dtype != np.float32 or vector.shape != (experts,)):
-            raise ValueError(
-                f"FusedRouter: input '{name}' must be float32 of shape ({experts},), "
-                f"but is {vector.dtype} of shape {vector.shape}"
-            )
+        if vector is not None:
+            check_array("FusedRouter", name, vector, np.float32, (experts,))
     rows = logits.astype(np.float32).reshape(int(np.prod(leading, dtype=np.int64)), experts)
     return RouterArguments(config, rows, selection_bias, expert_scale, tuple(leading))

@@ -1,0 +1,180 @@
+#include "ort/experts_inputs.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "ort/context.h"
+#include "ort/fused_experts_op.h"
+#include "ort/status.h"
+
+namespace ort_moe {
+namespace {
+
+using namespace experts_input;
+
+class Checker {
+ public:
+  Checker(const ExpertsConfig& config, const ExpertsInputs& inputs, bool all_known)
+      : config_(config), inputs_(inputs), all_known_(all_known) {}
+
+  ExpertsSizes Check() {
+    CheckPresence();
+    CheckTypes();
+    TakeSizes();
+    CheckFormat();
+    CheckShapes();
+    return sizes_;
+  }
+
+ private:
+  const TensorSpec& Spec(size_t input) const { return FusedExpertsOp::Spec().inputs[input]; }
+
+  bool nvfp4() const { return config_.weight_format == WeightFormat::kNvfp4; }
+  std::string WithFormat() const { return nvfp4() ? " with weight_format = nvfp4" : " with weight_format = dense"; }
+
+  void CheckPresence() const {
+    for (const size_t layer : {size_t{kFc1}, kFc2}) {
+      if (nvfp4() && !inputs_[layer + kScales]) {
+        throw Error("input '" + Spec(layer + kScales).name + "' must be given" + WithFormat() + ", but is left out");
+      }
+      for (const OfLayer input : {kScales, kGlobalScale, kZeroPoints}) {
+        if (!inputs_[layer + input] || (nvfp4() && input != kZeroPoints)) continue;
+        throw Error("input '" + Spec(layer + input).name + "' must be left out" + WithFormat() + ", but is given");
+      }
+    }
+  }
+
+  void CheckTypes() const {
+    const ONNXTensorElementDataType x = inputs_[kX]->type;
+    for (const size_t input : {kFc1 + kBias, kFc2 + kBias, kResidual}) {
+      if (inputs_[input]) CheckSameType(Spec(input), inputs_[input]->type, Spec(kX), x);
+    }
+    for (const size_t input : {size_t{kFc1}, kFc2}) {
+      const ONNXTensorElementDataType type = inputs_[input]->type;
+      if (!nvfp4()) {
+        CheckSameType(Spec(input), type, Spec(kX), x);
+      } else if (type != ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8) {
+        throw Error("input '" + Spec(input).name + "' must have type uint8" + WithFormat() + ", but has " +
+                    TypeName(type));
+      }
+    }
+  }
+
+  void TakeSizes() {
+    for (const size_t input : {size_t{kX}, size_t{kWeights}}) {
+      if (all_known_ && inputs_[input]->shape.empty()) {
+        throw Error("input '" + Spec(input).name + "' must have rank 1 or more, but is a scalar");
+      }
+    }
+    sizes_.hidden = Dimension(kX, -1);
+    sizes_.k = Dimension(kWeights, -1);
+    for (const size_t input : {size_t{kFc1}, kFc2}) {
+      const std::vector<int64_t>& shape = inputs_[input]->shape;
+      if (shape.size() == 3 || (shape.empty() && !all_known_)) continue;
+      throw Error("input '" + Spec(input).name + "' must have rank 3, but has shape " + ShapeText(shape));
+    }
+    sizes_.experts = Known(Dimension(kFc1, 0), Dimension(kFc2, 0));
+    sizes_.hidden = Known(sizes_.hidden, Dimension(kFc2, 1));
+    const int64_t rows = Dimension(kFc1, 1);
+    if (config_.gated && rows >= 0 && rows % 2 != 0) {
+      throw Error("input 'fc1_weights' must have an even second dimension with gated = 1, but has shape " +
+                  ShapeText(inputs_[kFc1]->shape));
+    }
+    sizes_.inner = rows < 0 ? -1 : rows / (config_.gated ? 2 : 1);
+  }
+
+  void CheckFormat() const {
+    if (!nvfp4()) return;
+    const auto refuse = [](const char* what, int64_t size) {
+      if (size < 0 || size % kNvfp4Block == 0) return;
+      throw Error(std::string(what) + " must be a multiple of 16 with weight_format = nvfp4, but is " +
+                  std::to_string(size));
+    };
+    refuse("the last dimension of input 'x', H,", sizes_.hidden);
+    refuse(config_.gated ? "half the second dimension of input 'fc1_weights', I,"
+                         : "the second dimension of input 'fc1_weights', I,",
+           sizes_.inner);
+  }
+
+  void CheckShapes() const {
+    const std::vector<int64_t>& x = inputs_[kX]->shape;
+    if (!x.empty()) {
+      std::vector<int64_t> chosen = x;
+      chosen.back() = sizes_.k;
+      CheckInput(kWeights, chosen);
+      CheckInput(kIndices, chosen);
+      CheckInput(kResidual, x);
+      CheckMaps(x);
+    }
+    const int64_t rows = sizes_.inner < 0 ? -1 : config_.fc1_rows(sizes_.inner);
+    CheckLayer(kFc1, rows, sizes_.hidden);
+    CheckLayer(kFc2, sizes_.hidden, sizes_.inner);
+  }
+
+  void CheckMaps(const std::vector<int64_t>& x) const {
+    const bool known = sizes_.k >= 0 && std::all_of(x.begin(), x.end() - 1, [](int64_t size) { return size >= 0; });
+    const int64_t rows = known ? RowCount(x) * sizes_.k : -1;
+    if (rows > std::numeric_limits<int32_t>::max()) {
+      throw Error("input 'weights' must have a number of elements that fits into int32, but has " +
+                  std::to_string(rows));
+    }
+    for (size_t i = 0; i + 1 < kRoutingMaps; ++i) CheckInput(kMaps + i, {rows});
+    CheckInput(kMaps + kRoutingMaps - 1, {sizes_.experts < 0 ? -1 : sizes_.experts + 1});
+  }
+
+  void CheckLayer(size_t layer, int64_t rows, int64_t depth) const {
+    const auto along = [&](int64_t size) { return depth < 0 ? -1 : depth / size; };
+    CheckInput(layer + kMatrix, {sizes_.experts, rows, along(nvfp4() ? 2 : 1)});
+    CheckInput(layer + kScales, {sizes_.experts, rows, along(kNvfp4Block)});
+    CheckInput(layer + kGlobalScale, {sizes_.experts});
+    CheckInput(layer + kBias, {sizes_.experts, rows});
+  }
+
+  void CheckInput(size_t input, const std::vector<int64_t>& expected) const {
+    if (!inputs_[input] || (inputs_[input]->shape.empty() && !all_known_)) return;
+    CheckShape(Spec(input), inputs_[input]->shape, expected);
+  }
+
+  // A dimension, counted from the back where it is negative; -1: not known.
+  int64_t Dimension(size_t input, int axis) const {
+    const std::vector<int64_t>& shape = inputs_[input]->shape;
+    if (shape.empty()) return -1;
+    return axis < 0 ? shape[shape.size() + axis] : shape[axis];
+  }
+
+  static int64_t Known(int64_t a, int64_t b) { return a >= 0 ? a : b; }
+
+  const ExpertsConfig& config_;
+  const ExpertsInputs& inputs_;
+  bool all_known_;
+  ExpertsSizes sizes_;
+};
+
+}  // namespace
+
+std::vector<TensorSpec> ExpertsInputSpecs() {
+  std::vector<TensorSpec> specs = {
+      {"x", ActivationTypes()},
+      {"weights", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}},
+      {"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}},
+  };
+  specs.insert(specs.end(), RoutingMapSpecs().begin(), RoutingMapSpecs().end());
+  for (const std::string layer : {"fc1_", "fc2_"}) {
+    std::vector<ONNXTensorElementDataType> matrix = ActivationTypes();
+    matrix.push_back(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8);
+    specs.push_back({layer + "weights", matrix});
+    specs.push_back({layer + "scales", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN}, true});
+    specs.push_back({layer + "global_scale", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true});
+    specs.push_back({layer + "zero_points", {ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8}, true});
+    specs.push_back({layer + "bias", ActivationTypes(), true});
+  }
+  specs.push_back({"residual", ActivationTypes(), true});
+  return specs;
+}
+
+ExpertsSizes CheckExpertsInputs(const ExpertsConfig& config, const ExpertsInputs& inputs, bool all_known) {
+  return Checker(config, inputs, all_known).Check();
+}
+
+}  // namespace ort_moe

@@ -1,0 +1,277 @@
+"""NVFP4: 4-bit weights with a float8 scale for 16 neighbours and a float32 scale for an expert.
+
+A weight is `e2m1 * scale * global_scale`. FusedExperts takes, for E experts, N rows and D elements along the reduction:
+
+    weights       uint8 (E, N, D / 2)           two e2m1 codes a byte along D, the even element in the low four bits
+    scales        float8_e4m3fn (E, N, D / 16)  one for 16 neighbours along D
+    global_scale  float32 (E)
+
+e2m1 codes: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 16
+"""Weights along D that share a scale."""
+
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], np.float32)
+"""The value of each code."""
+
+SCALE_DTYPE = np.dtype(ml_dtypes.float8_e4m3fn)
+"""What the scales of blocks are."""
+
+_E2M1_MAX = 6.0
+_E4M3_MAX = 448.0
+
+
+class Nvfp4(NamedTuple):
+    """One layer of all experts as FusedExperts takes it.
+
+    Attributes:
+        weights: (E, N, D / 2) uint8.
+        scales: (E, N, D / 16) float8_e4m3fn.
+        global_scale: (E) float32.
+    """
+
+    weights: npt.NDArray[np.uint8]
+    scales: npt.NDArray[Any]
+    global_scale: npt.NDArray[np.float32]
+
+
+def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
+    """Quantizes float weights to the nearest codes, an expert at a time.
+
+    The global scale of an expert maps its largest weight to the largest product of code and scale, 6 * 448; the scale
+    of a block then maps the block's largest weight to 6. Both as in NVIDIA's recipe for weights.
+
+    Args:
+        weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of 16.
+        name: What errors call them.
+
+    Raises:
+        ValueError: They have another shape, or are not finite.
+    """
+    if weights.ndim != 3:
+        raise ValueError(f"nvfp4: '{name}' must have shape (E, N, D), but has {weights.shape}")
+    experts, rows, depth = weights.shape
+    _check_depth(name, depth)
+    packed = np.empty((experts, rows, depth // 2), np.uint8)
+    scales = np.empty((experts, rows, depth // BLOCK), SCALE_DTYPE)
+    global_scale = np.ones(experts, np.float32)
+    for expert in range(experts):
+        blocks = weights[expert].astype(np.float32).reshape(rows, -1, BLOCK)
+        if not np.isfinite(blocks).all():
+            raise ValueError(f"nvfp4: '{name}' must be finite, but expert {expert} is not")
+        block_max = np.abs(blocks).max(axis=-1, initial=0.0)
+        largest = block_max.max(initial=0.0)
+        if largest > 0.0:
+            # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
+            global_scale[expert] = np.maximum(largest / (_E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
+        wanted = np.minimum(block_max / _E2M1_MAX / global_scale[expert], _E4M3_MAX)
+        scales[expert] = wanted.astype(SCALE_DTYPE)
+        steps = scales[expert].astype(np.float32) * global_scale[expert]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            codes = np.where(steps[..., None] > 0.0, blocks / steps[..., None], np.float32(0.0))
+        packed[expert] = _pack(_nearest_codes(codes).reshape(rows, depth))
+    return Nvfp4(packed, scales, global_scale)
+
+
+def dequantize(layer: Nvfp4, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """The float weights of a layer, (E, N, D).
+
+    Args:
+        layer: The layer.
+        dtype: float64, where the products are exact, or float32, where the last is rounded once.
+
+    Raises:
+        ValueError: The parts of the layer do not fit together.
+    """
+    check(layer)
+    experts, rows, half = layer.weights.shape
+    result = np.empty((experts, rows, 2 * half), dtype)
+    for expert in range(experts):
+        codes = E2M1.astype(dtype)[_unpack(layer.weights[expert])]
+        scaled = codes.reshape(rows, -1, BLOCK) * layer.scales[expert].astype(dtype)[..., None]
+        result[expert] = scaled.reshape(rows, 2 * half) * layer.global_scale[expert].astype(dtype)
+    return result
+
+
+def from_modelopt(
+    weights: npt.NDArray[np.uint8],
+    scales: npt.NDArray[Any],
+    global_scale: npt.NDArray[np.float32],
+    name: str = "weights",
+) -> Nvfp4:
+    """Takes what NVIDIA's ModelOpt stores for a linear layer of each expert: the format is the same.
+
+    Args:
+        weights: `weight`, uint8 (N, D / 2) of one expert, or (E, N, D / 2).
+        scales: `weight_scale`, float8_e4m3fn or its bits as uint8, (N, D / 16) or (E, N, D / 16).
+        global_scale: `weight_scale_2`, float32: one number, or (E).
+        name: What errors call the weights.
+
+    Raises:
+        ValueError: They have other types or shapes.
+    """
+    stacked = weights[None] if weights.ndim == 2 else weights
+    if scales.dtype == np.uint8:
+        scales = scales.view(SCALE_DTYPE)
+    scales = scales[None] if scales.ndim == 2 else scales
+    scale = np.asarray(global_scale)
+    if scale.size == 1:
+        scale = np.full(len(stacked) if stacked.ndim else 1, scale.reshape(()), scale.dtype)
+    layer = Nvfp4(stacked, scales, scale)
+    check(layer, name)
+    return layer
+
+
+def from_qmoe(
+    weights: npt.NDArray[np.uint8],
+    scales: npt.NDArray[Any],
+    global_scale: npt.NDArray[np.float32],
+    packed_along: Literal["K", "N"],
+    name: str = "weights",
+) -> Nvfp4:
+    """Takes the initializers of a com.microsoft::QMoE with quant_type nvfp4.
+
+    There the weights have the declared shape (E, D, N / 2). With `weights_prepacked = 1` their bytes are those of
+    (E, N, D / 2), packed along K, which is D here; otherwise a byte holds two neighbours along N.
+
+    Args:
+        weights: `fc*_experts_weights`, uint8 (E, D, N / 2).
+        scales: `fc*_scales`, float8_e4m3fn (E, N, D / 16).
+        global_scale: `fc*_global_scale`, float32 (E).
+        packed_along: K with weights_prepacked = 1, else N.
+        name: What errors call the weights.
+
+    Raises:
+        ValueError: They have other types or shapes.
+    """
+    _check_scales(scales, name)
+    experts, rows, blocks = scales.shape
+    declared = (experts, blocks * BLOCK, rows // 2)
+    if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
+        raise ValueError(
+            f"nvfp4: '{name}' of a QMoE must be uint8 of shape (E, D, N / 2) = {declared} to go with scales of shape "
+            f"{scales.shape}, but is {weights.dtype} of shape {weights.shape}"
+        )
+    if packed_along == "K":
+        packed = weights.reshape(experts, rows, blocks * BLOCK // 2)
+    else:
+        packed = np.empty((experts, rows, blocks * BLOCK // 2), np.uint8)
+        for expert in range(experts):
+            packed[expert] = _pack(_unpack(weights[expert]).T)
+    layer = Nvfp4(packed, scales, global_scale)
+    check(layer, name)
+    return layer
+
+
+def to_qmoe(layer: Nvfp4, packed_along: Literal["K", "N"]) -> Nvfp4:
+    """The initializers of a com.microsoft::QMoE: the inverse of `from_qmoe`.
+
+    Raises:
+        ValueError: The parts of the layer do not fit together, or N is odd.
+    """
+    check(layer)
+    experts, rows, half = layer.weights.shape
+    if rows % 2:
+        raise ValueError(f"nvfp4: a QMoE packs pairs of rows, so N must be even, but is {rows}")
+    if packed_along == "K":
+        return layer._replace(weights=layer.weights.reshape(experts, 2 * half, rows // 2))
+    return layer._replace(weights=np.stack([_pack(_unpack(expert).T) for expert in layer.weights]))
+
+
+def stack_rows(layers: Sequence[Nvfp4], layout: Literal["concat", "interleaved"] = "concat") -> Nvfp4:
+    """Makes one fc1 of a gate and a value projection; experts keep their number.
+
+    Args:
+        layers: Of the same E, N and D.
+        layout: All rows of the first, then those of the next; or a row of each in turn.
+
+    Raises:
+        ValueError: Shapes or global scales differ. Scales that differ would have to be rounded anew.
+    """
+    first = layers[0]
+    for layer in layers:
+        check(layer)
+        if layer.weights.shape != first.weights.shape:
+            raise ValueError(
+                f"nvfp4: layers to be stacked must have one shape, but have {first.weights.shape} and "
+                f"{layer.weights.shape}"
+            )
+        if not np.array_equal(layer.global_scale, first.global_scale):
+            expert = int(np.nonzero(layer.global_scale != first.global_scale)[0][0])
+            raise ValueError(
+                f"nvfp4: layers to be stacked must have one global scale for an expert, but expert {expert} has "
+                f"{first.global_scale[expert]} and {layer.global_scale[expert]}"
+            )
+    axis = 1 if layout == "concat" else 2
+
+    def stack(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        experts, rows, width = arrays[0].shape
+        return np.stack(arrays, axis).reshape(experts, len(arrays) * rows, width)
+
+    weights = stack([layer.weights for layer in layers])
+    # ml_dtypes' arrays go through their bits: not every NumPy routine takes them.
+    scales = stack([layer.scales.view(np.uint8) for layer in layers]).view(SCALE_DTYPE)
+    return Nvfp4(weights, scales, first.global_scale)
+
+
+def check(layer: Nvfp4, name: str = "weights") -> None:
+    """Checks the types and shapes of a layer.
+
+    Raises:
+        ValueError: One is not what FusedExperts takes; the sentence names it.
+    """
+    _check_scales(layer.scales, name)
+    experts, rows, blocks = layer.scales.shape
+    expected = (experts, rows, blocks * BLOCK // 2)
+    if layer.weights.dtype != np.uint8 or layer.weights.shape != expected:
+        raise ValueError(
+            f"nvfp4: '{name}' must be uint8 of shape (E, N, D / 2) = {expected} to go with scales of shape "
+            f"{layer.scales.shape}, but is {layer.weights.dtype} of shape {layer.weights.shape}"
+        )
+    scale = layer.global_scale
+    if scale.dtype != np.float32 or scale.shape != (experts,):
+        raise ValueError(
+            f"nvfp4: the global scale of '{name}' must be float32 of shape ({experts},), but is {scale.dtype} of shape "
+            f"{scale.shape}"
+        )
+
+
+def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
+    if scales.dtype != SCALE_DTYPE or scales.ndim != 3:
+        raise ValueError(
+            f"nvfp4: the scales of '{name}' must be float8_e4m3fn of shape (E, N, D / 16), but are {scales.dtype} of "
+            f"shape {scales.shape}"
+        )
+
+
+def _check_depth(name: str, depth: int) -> None:
+    if depth % BLOCK:
+        raise ValueError(f"nvfp4: the last dimension of '{name}' must be a multiple of {BLOCK}, but is {depth}")
+
+
+def _nearest_codes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """e2m1 codes, ties to even; beyond 6 the largest."""
+    clipped = np.clip(values, -_E2M1_MAX, _E2M1_MAX)
+    return clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(0x0F)
+
+
+def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Pairs along the last axis to bytes, the even one in the low bits."""
+    packed: npt.NDArray[np.uint8] = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return packed
+
+
+def _unpack(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Bytes to pairs along the last axis: the inverse of `_pack`."""
+    pairs = np.stack([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
