@@ -46,7 +46,10 @@ CASE = FinalizeCase((5,), 2, 16, 4, "float16", has_bias=True, has_residual=True)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"expert_output": np.zeros((9, 16), np.float16)}, r"'expert_output' must have shape \[10, 16\], but has \[9, 16\]"),
+        (
+            {"expert_output": np.zeros((9, 16), np.float16)},
+            r"'expert_output' must have shape \[10, 16\], but has \[9, 16\]",
+        ),
         ({"indices": np.zeros((5, 3), np.int32)}, r"'indices' must have shape \[5, 2\], but has \[5, 3\]"),
         ({"unpermuted_to_permuted": np.zeros(9, np.int32)}, r"'unpermuted_to_permuted' must have shape \[10\]"),
         ({"bias": np.zeros((4, 15), np.float16)}, r"'bias' must have shape \[4, 16\], but has \[4, 15\]"),
@@ -61,7 +64,10 @@ def test_wrong_shapes_are_refused(changed: dict[str, Any], message: str, symboli
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"bias": np.zeros((4, 16), np.float32)}, "'bias' must have type float16 as 'expert_output' has, but has float"),
+        (
+            {"bias": np.zeros((4, 16), np.float32)},
+            "'bias' must have type float16 as 'expert_output' has, but has float",
+        ),
         ({"residual": np.zeros((5, 16), np.float32)}, "'residual' must have type float16 as 'expert_output' has"),
         ({"weights": np.zeros((5, 2), np.float16)}, "'weights' must have type float, but has float16"),
         ({"indices": np.zeros((5, 2), np.int64)}, "'indices' must have type int32, but has int64"),

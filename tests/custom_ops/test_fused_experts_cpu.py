@@ -1,0 +1,190 @@
+"""The CPU kernel of FusedExperts meets the float64 reference, ends in FinalizeRouting's bits, and refuses what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ort_moe.ops import ROUTING_MAPS
+from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
+from tests.op_models import assert_same_bits, op_model, op_session, run_op, run_session
+
+
+def run(case: ExpertsCase, *, symbolic: bool = False) -> Any:
+    return run_op("FusedExperts", case.feeds, case.all_attributes, symbolic=symbolic)["y"]
+
+
+@settings(max_examples=200)
+@given(experts_cases(), st.booleans())
+def test_every_call_meets_the_reference(case: ExpertsCase, symbolic: bool) -> None:
+    case.check(run(case, symbolic=symbolic), cancels=True)
+
+
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a['activation']}{a['gated']}")
+def test_activations(activation: dict[str, Any], onnx_type: str, weight_format: str) -> None:
+    case = ExpertsCase((9,), 5, 2, 160, 96, onnx_type, weight_format, activation, has_bias=True, has_residual=True)
+    case.check(run(case))
+
+
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_a_layer_of_real_width(onnx_type: str, weight_format: str) -> None:
+    case = ExpertsCase((3,), 3, 2, 2048, 384, onnx_type, weight_format)
+    case.check(run(case))
+
+
+@pytest.mark.parametrize("has_maps", [False, True])
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+def test_no_tokens(weight_format: str, has_maps: bool) -> None:
+    case = ExpertsCase((2, 0), 4, 2, 32, 16, "float16", weight_format, has_maps=has_maps, has_residual=True)
+    assert run(case, symbolic=True).shape == (2, 0, 32)
+
+
+def test_a_token_alone_has_the_bits_that_it_has_among_others() -> None:
+    """The kernel's bits depend on no other row."""
+    case = ExpertsCase((37,), 5, 3, 96, 48, "bfloat16", "nvfp4", has_bias=True)
+    session = op_session(op_model("FusedExperts", case.feeds, case.all_attributes, symbolic=True))
+    together = run_session(session, case.feeds)["y"]
+    for token in (0, 17, 36):
+        alone = {name: case.feeds[name][token : token + 1] for name in ("x", "weights", "indices")}
+        assert_same_bits(run_session(session, case.feeds | alone)["y"], together[token : token + 1])
+
+
+def test_maps_that_do_not_fit_the_indices_do_no_harm() -> None:
+    case = ExpertsCase((6,), 4, 2, 16, 16, has_maps=True)
+    expected = run(case)
+    wrong = {t.name: np.full_like(case.feeds[t.name], 2**31 - 1) for t in ROUTING_MAPS}
+    assert_same_bits(run_op("FusedExperts", case.feeds | wrong, case.all_attributes)["y"], expected)
+
+
+def test_nan_and_infinity_stay_in_their_token() -> None:
+    case = ExpertsCase((4,), 3, 2, 32, 16, "float16", attributes={"activation": "relu", "gated": 1, "limit": 2.0})
+    x = case.feeds["x"].copy()
+    x[1, 3], x[2, 5] = np.nan, np.inf
+    y = run_op("FusedExperts", case.feeds | {"x": x}, case.all_attributes)["y"]
+    assert np.isnan(y[1]).all()
+    assert_same_bits(y[[0, 3]], run(case)[[0, 3]])
+
+
+def refused(case: ExpertsCase, changed: dict[str, Any], attributes: dict[str, Any], symbolic: bool) -> None:
+    feeds = {name: array for name, array in (case.feeds | changed).items() if array is not None}
+    run_op("FusedExperts", feeds, case.all_attributes | attributes, symbolic=symbolic)
+
+
+DENSE = ExpertsCase((5,), 4, 2, 32, 16, "float16", has_bias=True, has_residual=True, has_maps=True)
+NVFP4 = ExpertsCase((5,), 4, 2, 32, 16, "float16", "nvfp4", has_bias=True)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(
+    ("case", "changed", "message"),
+    [
+        (DENSE, {"weights": np.zeros((5, 3), np.float32)}, r"'indices' must have shape \[5, 3\], but has \[5, 2\]"),
+        (DENSE, {"residual": np.zeros((5, 31), np.float16)}, r"'residual' must have shape \[5, 32\]"),
+        (DENSE, {"fc1_weights": np.zeros((4, 32), np.float16)}, r"'fc1_weights' must have rank 3, but has shape \["),
+        (
+            DENSE,
+            {"fc1_weights": np.zeros((4, 33, 32), np.float16)},
+            r"'fc1_weights' must have an even second dimension",
+        ),
+        (DENSE, {"fc1_weights": np.zeros((4, 32, 31), np.float16)}, r"'fc1_weights' must have shape \[4, 32, 32\]"),
+        (DENSE, {"fc2_weights": np.zeros((4, 16, 32), np.float16)}, r"'fc2_weights' must have shape \[4, 32, 16\]"),
+        (DENSE, {"fc2_weights": np.zeros((3, 32, 16), np.float16)}, r"'fc2_weights' must have shape \[4, 32, 16\]"),
+        (DENSE, {"fc1_bias": np.zeros((4, 16), np.float16)}, r"'fc1_bias' must have shape \[4, 32\]"),
+        (DENSE, {"permuted_to_expert": np.zeros(9, np.int32)}, r"'permuted_to_expert' must have shape \[10\]"),
+        (
+            DENSE,
+            {"expert_first_token_offset": np.zeros(4, np.int64)},
+            r"'expert_first_token_offset' must have shape \[5\]",
+        ),
+        (NVFP4, {"fc1_weights": np.zeros((4, 32, 32), np.uint8)}, r"'fc1_weights' must have shape \[4, 32, 16\]"),
+        (NVFP4, {"fc2_weights": np.zeros((4, 16, 16), np.uint8)}, r"'fc2_weights' must have shape \[4, 32, 8\]"),
+        (
+            NVFP4,
+            {"fc1_scales": np.zeros((4, 32, 1), ml_dtypes.float8_e4m3fn)},
+            r"'fc1_scales' must have shape \[4, 32, 2\], but has \[4, 32, 1\]",
+        ),
+        (NVFP4, {"fc2_global_scale": np.ones(3, np.float32)}, r"'fc2_global_scale' must have shape \[4\]"),
+    ],
+)
+def test_wrong_shapes_are_refused(case: ExpertsCase, changed: dict[str, Any], message: str, symbolic: bool) -> None:
+    with pytest.raises(Exception, match=f"FusedExperts node 'node': input {message}"):
+        refused(case, changed, {}, symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_sizes_that_the_format_cannot_hold_are_refused(symbolic: bool) -> None:
+    narrow = {"x": np.zeros((5, 24), np.float16)}
+    with pytest.raises(
+        Exception, match=r"last dimension of input 'x', H, must be a multiple of 16 .* nvfp4, but is 24"
+    ):
+        refused(NVFP4, narrow, {}, symbolic)
+    thin = {"fc1_weights": np.zeros((4, 48, 16), np.uint8)}
+    with pytest.raises(Exception, match=r"half the second dimension of input 'fc1_weights', I, must be .* but is 24"):
+        refused(NVFP4, thin, {}, symbolic)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "message"),
+    [
+        (
+            DENSE,
+            {"fc1_weights": DENSE.feeds["fc1_weights"].astype(np.float32)},
+            "'fc1_weights' must have type float16 as",
+        ),
+        (
+            DENSE,
+            {"fc2_bias": DENSE.feeds["fc2_bias"].astype(np.float32)},
+            "'fc2_bias' must have type float16 as 'x' has",
+        ),
+        (DENSE, {"residual": np.zeros((5, 32), np.float32)}, "'residual' must have type float16 as 'x' has"),
+        (
+            DENSE,
+            {"weights": DENSE.feeds["weights"].astype(np.float16)},
+            "'weights' must have type float, but has float16",
+        ),
+        (DENSE, {"fc1_scales": NVFP4.feeds["fc1_scales"]}, "'fc1_scales' must be left out with weight_format = dense"),
+        (DENSE, {"fc2_zero_points": np.zeros(1, np.uint8)}, "'fc2_zero_points' must be left out with weight_format"),
+        (DENSE, {"permuted_to_expert": None}, "'permuted_to_expert' must be there, as the other routing maps are"),
+        (NVFP4, {"fc1_weights": DENSE.feeds["fc1_weights"]}, "'fc1_weights' must have type uint8 .*, but has float16"),
+        (NVFP4, {"fc2_scales": None}, "'fc2_scales' must be given with weight_format = nvfp4, but is left out"),
+        (
+            NVFP4,
+            {"fc1_scales": np.zeros((4, 32, 2), np.uint8)},
+            "'fc1_scales' must have type float8e4m3fn, but has uint8",
+        ),
+    ],
+)
+def test_a_session_refuses_wrong_inputs(case: ExpertsCase, changed: dict[str, Any], message: str) -> None:
+    feeds = {name: array for name, array in (case.feeds | changed).items() if array is not None}
+    with pytest.raises(Exception, match=f"FusedExperts node 'node': input {message}"):
+        op_session(op_model("FusedExperts", feeds, case.all_attributes))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"weight_format": "mxfp4"}, "'weight_format' must be 'dense' or 'nvfp4', but is 'mxfp4'"),
+        ({"activation": "swish"}, "'activation' must be 'silu', .* or 'identity', but is 'swish'"),
+        ({"activation": "relu", "alpha": 2.0}, "'alpha' must be 1 unless activation = silu, but is 2"),
+        ({"gated": 0, "beta": 1.0}, "'beta' must be 0 with gated = 0, but is 1"),
+        ({"gated": 0, "limit": 7.0}, "'limit' must be 0 with gated = 0, but is 7"),
+        ({"limit": -1.0}, "'limit' must be finite and at least 0, but is -1"),
+        ({"alpha": float("nan")}, "'alpha' must be finite, but is NaN"),
+    ],
+)
+def test_a_session_refuses_wrong_attributes(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=f"FusedExperts node 'node': attribute {message}"):
+        op_session(op_model("FusedExperts", DENSE.feeds, DENSE.all_attributes | attributes))
+
+
+def test_a_session_refuses_missing_attributes() -> None:
+    with pytest.raises(Exception, match="attribute 'gate_layout' must be a string, but is missing"):
+        op_session(op_model("FusedExperts", DENSE.feeds, DENSE.all_attributes, complete=False))

@@ -1,0 +1,180 @@
+"""Calls of FusedExperts: one source for the CPU and CUDA tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from ort_moe.ops import ROUTING_MAPS, AttributeValue
+from ort_moe.packing import nvfp4
+from ort_moe.reference.fused_experts import ExpertLayer, fused_experts
+from ort_moe.reference.routing_maps import routing_maps
+from tests.finalize_cases import random_indices
+from tests.router_cases import DTYPES
+
+TOLERANCE: Mapping[str, float] = {"float": 1e-6, "float16": 1e-3, "bfloat16": 5e-3}
+"""What the norm of the error may be beside the norm of the result, by the type of x."""
+
+ACTIVATIONS: tuple[dict[str, AttributeValue], ...] = (
+    {"activation": "silu", "gated": 1},
+    {"activation": "silu", "gated": 1, "alpha": 1.702, "beta": 1.0, "limit": 0.75, "gate_layout": "interleaved"},
+    {"activation": "silu", "gated": 0, "alpha": 1.5},
+    {"activation": "gelu", "gated": 1},
+    {"activation": "gelu", "gated": 0},
+    {"activation": "gelu_tanh", "gated": 1, "gate_layout": "interleaved"},
+    {"activation": "gelu_tanh", "gated": 0},
+    {"activation": "relu", "gated": 1, "limit": 0.5},
+    {"activation": "relu", "gated": 0},
+    {"activation": "relu2", "gated": 0},
+    {"activation": "identity", "gated": 1, "beta": 0.5},
+    {"activation": "identity", "gated": 0},
+)
+"""Activations of the op, each with the attributes that go with it."""
+
+
+@dataclass(frozen=True)
+class ExpertsCase:
+    """One call, named by what it is drawn from so that a failure prints short and can be repeated.
+
+    Attributes:
+        leading: The leading dimensions.
+        experts: E.
+        k: K.
+        hidden: H.
+        inner: I.
+        onnx_type: Type of x by its ONNX name.
+        weight_format: `dense` or `nvfp4`.
+        attributes: The other attributes.
+        choices: One of finalize_cases.CHOICES but `any_map`.
+        has_maps: Whether the maps are given.
+        has_bias: Whether both layers have a bias.
+        has_residual: Whether there is a residual.
+        has_global_scale: nvfp4: whether the global scales are given.
+        seed: Seed of all random values.
+    """
+
+    leading: tuple[int, ...]
+    experts: int
+    k: int
+    hidden: int
+    inner: int
+    onnx_type: str = "float"
+    weight_format: str = "dense"
+    attributes: dict[str, AttributeValue] = field(default_factory=lambda: dict(ACTIVATIONS[0]))
+    choices: str = "random"
+    has_maps: bool = False
+    has_bias: bool = False
+    has_residual: bool = False
+    has_global_scale: bool = True
+    seed: int = 0
+
+    @property
+    def all_attributes(self) -> dict[str, AttributeValue]:
+        return {**self.attributes, "weight_format": self.weight_format}
+
+    @cached_property
+    def feeds(self) -> dict[str, Any]:
+        """The inputs by name."""
+        rng = np.random.default_rng(self.seed)
+        indices = random_indices(self.choices, self.leading, self.k, self.experts, rng)
+        feeds: dict[str, Any] = {
+            "x": self._values(rng, (*self.leading, self.hidden)),
+            "weights": rng.uniform(0.1, 1.0, (*self.leading, self.k)).astype(np.float32),
+            "indices": indices,
+        }
+        if self.has_maps:
+            maps = routing_maps(indices, self.experts)
+            feeds |= {tensor.name: value for tensor, value in zip(ROUTING_MAPS, maps, strict=True)}
+        fc1_rows = self.inner * (2 if self.attributes["gated"] else 1)
+        for layer, rows, depth in (("fc1", fc1_rows, self.hidden), ("fc2", self.hidden, self.inner)):
+            feeds |= {f"{layer}_{part}": value for part, value in self._layer(rng, rows, depth).items()}
+        if self.has_residual:
+            feeds["residual"] = self._values(rng, (*self.leading, self.hidden))
+        return feeds
+
+    def reference(self) -> npt.NDArray[np.float64]:
+        """The result in float64, (..., H)."""
+        return self._reference(self.feeds)
+
+    def check(self, y: npt.NDArray[Any], *, cancels: bool = False) -> None:
+        """Holds a result against the reference.
+
+        Args:
+            y: The result.
+            cancels: Measure the error beside what the result would be without signs: a result of few, short sums may be
+                small by chance.
+        """
+        assert y.dtype == DTYPES[self.onnx_type]
+        expected = self.reference()
+        assert y.shape == expected.shape
+        error = np.linalg.norm(y.astype(np.float64) - expected)
+        scale = np.linalg.norm(self._reference(_without_signs(self.feeds)) if cancels else expected)
+        assert error <= TOLERANCE[self.onnx_type] * scale, f"relative error {error / max(scale, 1e-300):.2e}"
+
+    def _reference(self, feeds: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+        fc1, fc2 = (
+            ExpertLayer(*(feeds.get(f"{layer}_{part}") for part in ("weights", "scales", "global_scale", "bias")))
+            for layer in ("fc1", "fc2")
+        )
+        return fused_experts(
+            feeds["x"], feeds["weights"], feeds["indices"], fc1, fc2, feeds.get("residual"), **self.all_attributes
+        )
+
+    def _layer(self, rng: np.random.Generator, rows: int, depth: int) -> dict[str, Any]:
+        weights = rng.normal(0.0, depth**-0.5, (self.experts, rows, depth))
+        if self.weight_format == "dense":
+            layer: dict[str, Any] = {"weights": weights.astype(DTYPES[self.onnx_type])}
+        else:
+            packed = nvfp4.quantize(weights.astype(np.float32))
+            layer = {"weights": packed.weights, "scales": packed.scales, "global_scale": packed.global_scale}
+            if not self.has_global_scale:
+                del layer["global_scale"]
+                layer["scales"] = (layer["scales"].astype(np.float32) / 448.0).astype(nvfp4.SCALE_DTYPE)
+        if self.has_bias:
+            layer["bias"] = self._values(rng, (self.experts, rows))
+        return layer
+
+    def _values(self, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return rng.normal(0.0, 1.0, shape).astype(DTYPES[self.onnx_type])
+
+
+def _without_signs(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, array in feeds.items():
+        if array.dtype == np.uint8:
+            result[name] = array & np.uint8(0x77)  # two e2m1 codes
+        elif array.dtype in DTYPES.values():
+            result[name] = np.abs(array)
+        else:
+            result[name] = array
+    return result
+
+
+@st.composite
+def experts_cases(draw: st.DrawFn, onnx_types: tuple[str, ...] = tuple(DTYPES)) -> ExpertsCase:
+    """Calls over the op's whole range, small."""
+    weight_format = draw(st.sampled_from(("dense", "nvfp4")))
+    sizes = (16, 32, 48, 80) if weight_format == "nvfp4" else (1, 3, 16, 33, 64)
+    experts = draw(st.sampled_from((1, 3, 7, 8)))
+    return ExpertsCase(
+        leading=draw(st.sampled_from(((), (0,), (2, 0), (1,), (2, 3))) | st.integers(1, 20).map(lambda t: (t,))),
+        experts=experts,
+        k=draw(st.sampled_from((1, 2, experts, 10))),
+        hidden=draw(st.sampled_from(sizes)),
+        inner=draw(st.sampled_from(sizes)),
+        onnx_type=draw(st.sampled_from(onnx_types)),
+        weight_format=weight_format,
+        attributes={**draw(st.sampled_from(ACTIVATIONS)), "weight_on": draw(st.sampled_from(("output", "input")))},
+        choices=draw(st.sampled_from(("random", "one_expert", "outside", "none"))),
+        has_maps=draw(st.booleans()),
+        has_bias=draw(st.booleans()),
+        has_residual=draw(st.booleans()),
+        has_global_scale=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )

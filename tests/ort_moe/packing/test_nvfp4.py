@@ -1,0 +1,203 @@
+"""NVFP4 packing: nearest codes, round trips between the layouts, refusals, and ORT's own QMoE as an outside oracle."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from ort_moe.packing import nvfp4
+from tests.experts_cases import ExpertsCase
+from tests.op_models import op_session, run_op, run_session
+
+
+def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
+
+
+def test_a_weight_is_code_times_scale_times_global_scale() -> None:
+    """The layout byte by byte: even elements in the low four bits."""
+    codes = np.arange(16, dtype=np.uint8)
+    weights = (codes[0::2] | codes[1::2] << 4).reshape(1, 1, 8)
+    scales = np.full((1, 1, 1), 1.5, nvfp4.SCALE_DTYPE)
+    layer = nvfp4.Nvfp4(weights, scales, np.array([0.25], np.float32))
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    expected = np.array([*magnitudes, *(-m for m in magnitudes)]) * 1.5 * 0.25
+    np.testing.assert_array_equal(nvfp4.dequantize(layer, np.float64)[0, 0], expected)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((1e-30, 1e-3, 1.0, 1e4)))
+def test_every_weight_goes_to_the_nearest_code(seed: int, spread: float) -> None:
+    weights = random_weights((2, 3, 48), seed) * np.float32(spread)
+    layer = nvfp4.quantize(weights)
+    got = nvfp4.dequantize(layer, np.float64)
+    steps = layer.scales.astype(np.float64) * layer.global_scale.astype(np.float64)[:, None, None]
+    nearest = np.abs(weights.reshape(2, 3, -1, 16, 1) - nvfp4.E2M1 * steps[..., None, None]).min(axis=-1)
+    error = np.abs(got - weights).reshape(2, 3, -1, 16)
+    np.testing.assert_array_less(error, nearest * (1 + 1e-6) + np.spacing(np.abs(weights).max()))
+    assert np.linalg.norm(got - weights) < 0.12 * np.linalg.norm(weights.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_what_is_on_the_grid_comes_back(dtype: Any) -> None:
+    weights = nvfp4.dequantize(nvfp4.quantize(random_weights((3, 4, 64)))).astype(dtype)
+    again = nvfp4.dequantize(nvfp4.quantize(weights))
+    tolerance = 0.0 if dtype == np.float32 else 0.07  # rounding the weights may move a scale to its neighbour
+    np.testing.assert_allclose(again, weights.astype(np.float32), rtol=tolerance, atol=tolerance * 0.02)
+
+
+def test_zeros_and_a_zero_expert() -> None:
+    weights = random_weights((3, 2, 32))
+    weights[1] = 0.0
+    weights[2, 0, 16:] = 0.0
+    got = nvfp4.dequantize(nvfp4.quantize(weights))
+    assert not got[1].any()
+    assert not got[2, 0, 16:].any()
+    assert got[0].any()
+
+
+@pytest.mark.parametrize("packed_along", ["K", "N"])
+def test_qmoe_layouts_round_trip(packed_along: Literal["K", "N"]) -> None:
+    layer = nvfp4.quantize(random_weights((3, 6, 48)))
+    qmoe = nvfp4.to_qmoe(layer, packed_along)
+    assert qmoe.weights.shape == (3, 48, 3)
+    back = nvfp4.from_qmoe(*qmoe, packed_along=packed_along)
+    np.testing.assert_array_equal(back.weights, layer.weights)
+    if packed_along == "N":  # a byte holds rows 2 n and 2 n + 1 of one column
+        code = layer.weights[1, 5, 4] >> 4  # row 5, column 9
+        assert qmoe.weights[1, 9, 2] >> 4 == code
+
+
+def test_modelopt_tensors_are_taken_as_they_are() -> None:
+    layer = nvfp4.quantize(random_weights((2, 4, 32)))
+    stacked = nvfp4.from_modelopt(layer.weights, layer.scales, layer.global_scale)
+    np.testing.assert_array_equal(nvfp4.dequantize(stacked), nvfp4.dequantize(layer))
+    one = nvfp4.from_modelopt(layer.weights[0], layer.scales[0].view(np.uint8), layer.global_scale[0])
+    np.testing.assert_array_equal(nvfp4.dequantize(one)[0], nvfp4.dequantize(layer)[0])
+
+
+@pytest.mark.parametrize("layout", ["concat", "interleaved"])
+def test_gate_and_value_become_one_layer(layout: Literal["concat", "interleaved"]) -> None:
+    both = nvfp4.quantize(random_weights((2, 6, 32)))
+    gate, value = (
+        nvfp4.Nvfp4(both.weights[:, r], both.scales[:, r], both.global_scale) for r in (slice(3), slice(3, 6))
+    )
+    stacked = nvfp4.dequantize(nvfp4.stack_rows([gate, value], layout))
+    rows = (slice(3), slice(3, 6)) if layout == "concat" else (slice(0, None, 2), slice(1, None, 2))
+    np.testing.assert_array_equal(stacked[:, rows[0]], nvfp4.dequantize(gate))
+    np.testing.assert_array_equal(stacked[:, rows[1]], nvfp4.dequantize(value))
+    with pytest.raises(ValueError, match="one global scale for an expert, but expert 1 has"):
+        nvfp4.stack_rows([gate, value._replace(global_scale=gate.global_scale * np.array([1, 2], np.float32))])
+    with pytest.raises(ValueError, match="must have one shape"):
+        nvfp4.stack_rows([gate, both])
+
+
+LAYER = nvfp4.quantize(random_weights((2, 4, 32)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: nvfp4.quantize(np.zeros((4, 32), np.float32)),
+            r"'weights' must have shape \(E, N, D\), but has \(4, 32\)",
+        ),
+        (lambda: nvfp4.quantize(np.zeros((1, 4, 24), np.float32), "fc1"), "'fc1' must be a multiple of 16, but is 24"),
+        (lambda: nvfp4.quantize(np.full((1, 1, 16), np.nan, np.float32)), "must be finite, but expert 0 is not"),
+        (
+            lambda: nvfp4.check(LAYER._replace(weights=LAYER.weights[..., :8])),
+            r"'weights' must be uint8 of shape .*\(2, 4, 16\)",
+        ),
+        (lambda: nvfp4.check(LAYER._replace(weights=LAYER.weights.view(np.int8))), "but is int8"),
+        (
+            lambda: nvfp4.check(LAYER._replace(scales=LAYER.scales.view(np.uint8))),
+            "scales of 'weights' must be float8_e4m3fn",
+        ),
+        (lambda: nvfp4.check(LAYER._replace(global_scale=np.ones(3, np.float32))), r"global scale of .* shape \(2,\)"),
+        (lambda: nvfp4.from_qmoe(*LAYER, packed_along="K"), r"of a QMoE must be uint8 of shape .* = \(2, 32, 2\)"),
+        (
+            lambda: nvfp4.from_modelopt(LAYER.weights, LAYER.scales[:1], LAYER.global_scale, "fc2"),
+            "'fc2' must be uint8",
+        ),
+        (lambda: nvfp4.to_qmoe(nvfp4.quantize(np.ones((1, 3, 16), np.float32)), "N"), "N must be even, but is 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"nvfp4: .*{message}"):
+        call()
+
+
+def qmoe_model(case: ExpertsCase, logits: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """com.microsoft::QMoE with the weights of a case, packed along K."""
+    feeds = {"x": case.feeds["x"], "logits": logits}
+    for layer in ("fc1", "fc2"):
+        parts = (case.feeds[f"{layer}_{part}"] for part in ("weights", "scales", "global_scale"))
+        packed = nvfp4.to_qmoe(nvfp4.Nvfp4(*parts), "K")
+        feeds |= {f"{layer}_{part}": value for part, value in packed._asdict().items()}
+        feeds[f"{layer}_bias"] = case.feeds[f"{layer}_bias"]
+    inputs = ["x", "logits", "fc1_weights", "fc1_scales", "fc1_bias", "fc2_weights", "fc2_scales", "fc2_bias"]
+    inputs += [""] * 7 + ["fc1_global_scale", "fc2_global_scale"]
+    node = helper.make_node(
+        "QMoE",
+        inputs,
+        ["y"],
+        domain="com.microsoft",
+        k=case.k,
+        quant_type="nvfp4",
+        weights_prepacked=1,
+        block_size=16,
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        swiglu_limit=case.attributes["limit"],
+        activation_alpha=case.attributes["alpha"],
+        activation_beta=case.attributes["beta"],
+        normalize_routing_weights=1,
+    )
+    types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(ml_dtypes.float8_e4m3fn): TensorProto.FLOAT8E4M3FN}
+    constants = [
+        helper.make_tensor(name, types.get(value.dtype, TensorProto.FLOAT), value.shape, value.tobytes(), raw=True)
+        for name, value in feeds.items()
+        if name.startswith("fc")
+    ]
+    graph = helper.make_graph(
+        [node],
+        "qmoe",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, feeds[n].shape) for n in ("x", "logits")],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        constants,
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), {n: feeds[n] for n in ("x", "logits")}
+
+
+def qmoe_runs_nvfp4_on_the_cpu() -> bool:
+    import onnxruntime
+
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
+
+
+@pytest.mark.skipif(not qmoe_runs_nvfp4_on_the_cpu(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on")
+def test_onnxruntimes_own_qmoe_agrees() -> None:
+    """Layout, scales, activation and weighted sum, by someone else's kernel.
+
+    It rounds the product of the two scales to fewer digits, which powers of two as global scales survive, and takes gate
+    and value interleaved alone.
+    """
+    attributes = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
+    attributes |= {"alpha": 1.7, "beta": 1.0, "limit": 2.0}
+    case = ExpertsCase((7,), 4, 2, 64, 32, "float", "nvfp4", attributes, has_bias=True)
+    for name in ("fc1_global_scale", "fc2_global_scale"):
+        case.feeds[name] = np.exp2(np.round(np.log2(case.feeds[name])))
+    logits = np.random.default_rng(3).normal(0.0, 2.0, (7, 4)).astype(np.float32)
+    model, feeds = qmoe_model(case, logits)
+    expected = run_session(op_session(model), feeds)["y"]
+    routed = run_op("FusedRouter", {"logits": logits}, {"k": 2, "score": "softmax", "normalize": 1})
+    got = run_op("FusedExperts", case.feeds | routed, case.all_attributes)["y"]
+    assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
