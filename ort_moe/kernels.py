@@ -7,12 +7,55 @@ The launches are asynchronous and can be captured into a CUDA graph.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ort_moe.experts_config import ExpertsConfig
 from ort_moe.library import library_path
-from ort_moe.ops import ACTIVATION_TYPES, FUSED_ROUTER
+from ort_moe.ops import ACTIVATION_TYPES, FUSED_EXPERTS, FUSED_ROUTER, Op
 from ort_moe.router_config import RouterConfig
+
+_MAPS = (
+    "permuted_to_unpermuted",
+    "unpermuted_to_permuted",
+    "permuted_to_expert",
+    "expert_first_token_offset",
+)
+
+
+@dataclass(frozen=True)
+class RoutingMaps:
+    """Addresses of the four routing maps of T tokens with K choices each among E experts, R = T * K.
+
+    Attributes:
+        permuted_to_unpermuted: (R) int32.
+        unpermuted_to_permuted: (R) int32.
+        permuted_to_expert: (R) int32.
+        expert_first_token_offset: (E + 1) int64.
+    """
+
+    permuted_to_unpermuted: int
+    unpermuted_to_permuted: int
+    permuted_to_expert: int
+    expert_first_token_offset: int
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """Addresses of one of the two layers for all experts, N rows with D elements along the reduction.
+
+    Attributes:
+        weights: dense: (E, N, D) of dtype; nvfp4: uint8 (E, N, D / 2).
+        scales: nvfp4: float8_e4m3fn (E, N, D / 16).
+        global_scale: nvfp4: (E) float32; None counts as 1.
+        bias: (E, N) of dtype.
+    """
+
+    weights: int
+    scales: int | None = None
+    global_scale: int | None = None
+    bias: int | None = None
 
 
 class _FusedRouterCall(ctypes.Structure):
@@ -20,6 +63,7 @@ class _FusedRouterCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "selection_bias", "expert_scale", "weights", "indices")),
+        *((name, ctypes.c_void_p) for name in (*_MAPS, "scratch")),
         *((n, ctypes.c_int64) for n in ("rows", "experts", "k", "num_groups", "topk_groups", "group_score_top")),
         *((n, ctypes.c_int32) for n in ("dtype", "score", "score_after_topk", "bias_on", "weights_from", "normalize")),
         *((name, ctypes.c_float) for name in ("mixer_threshold", "group_fill", "normalize_eps", "normalize_min")),
@@ -27,15 +71,72 @@ class _FusedRouterCall(ctypes.Structure):
     )
 
 
+class _RoutingMapsCall(ctypes.Structure):
+    """OrtMoeRoutingMapsCall of custom_ops/kernels/routing_maps_c.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indices", *_MAPS, "scratch")),
+        *((name, ctypes.c_int64) for name in ("tokens", "k", "experts")),
+    )
+
+
+class _FinalizeRoutingCall(ctypes.Structure):
+    """OrtMoeFinalizeRoutingCall of custom_ops/kernels/finalize_routing_c.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("expert_output", "weights", "indices", "unpermuted_to_permuted")),
+        *((name, ctypes.c_void_p) for name in ("bias", "residual", "y")),
+        *((name, ctypes.c_int64) for name in ("tokens", "hidden")),
+        *((name, ctypes.c_int32) for name in ("k", "experts", "dtype", "routing_settled")),
+    )
+
+
+class _ExpertLayer(ctypes.Structure):
+    """ExpertLayer of custom_ops/kernels/fused_experts.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weights", "scales", "global_scale", "zero_points", "bias"))
+
+
+class _FusedExpertsCall(ctypes.Structure):
+    """OrtMoeFusedExpertsCall of custom_ops/kernels/fused_experts_c.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weights", "indices", *_MAPS)),
+        *((name, _ExpertLayer) for name in ("fc1", "fc2")),
+        *((name, ctypes.c_void_p) for name in ("residual", "y", "scratch")),
+        *((name, ctypes.c_int64) for name in ("tokens", "hidden", "inner", "experts", "k")),
+        *((n, ctypes.c_int32) for n in ("dtype", "weight_format", "activation", "gated", "gate_layout", "weight_on")),
+        *((name, ctypes.c_float) for name in ("alpha", "beta", "limit")),
+    )
+
+
 @cache
-def _launcher(name: str) -> Any:
+def _function(name: str) -> Any:
+    """A C function of the library, which returns a size or, where it launches, null or an error."""
     library = ctypes.CDLL(str(library_path()))
     if not hasattr(library, name):
         raise RuntimeError(f"{library_path()} was built without CUDA kernels: it has no {name}")
-    launch = getattr(library, name)
-    launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    launch.restype = ctypes.c_char_p
-    return launch
+    function = getattr(library, name)
+    launches = name.startswith("ort_moe_launch_")
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p) if launches else (ctypes.c_void_p,)
+    function.restype = ctypes.c_char_p if launches else ctypes.c_int64
+    return function
+
+
+def _launch(name: str, call: ctypes.Structure, stream: int) -> None:
+    error: bytes | None = _function(name)(ctypes.byref(call), stream)
+    if error is not None:
+        raise RuntimeError(error.decode())
+
+
+def _dtype_number(dtype: str) -> int:
+    if dtype not in ACTIVATION_TYPES:
+        raise ValueError(f"dtype must be one of {', '.join(ACTIVATION_TYPES)}, but is {dtype!r}")
+    return ACTIVATION_TYPES.index(dtype)
+
+
+def _addresses(maps: RoutingMaps | None) -> dict[str, int]:
+    return {} if maps is None else {name: getattr(maps, name) for name in _MAPS}
 
 
 def fused_router(
@@ -49,13 +150,15 @@ def fused_router(
     indices: int,
     selection_bias: int | None = None,
     expert_scale: int | None = None,
+    maps: RoutingMaps | None = None,
+    scratch: int | None = None,
     stream: int = 0,
 ) -> None:
     """Launches FusedRouter on the current CUDA device.
 
     Args:
         config: The op's attributes.
-        rows: T; 0 launches nothing.
+        rows: T; 0 launches nothing but a zeroing of the maps' offsets.
         experts: E.
         dtype: Type of the logits: `float`, `float16` or `bfloat16`.
         logits: Address of (T, E) of dtype.
@@ -63,27 +166,29 @@ def fused_router(
         indices: Address of (T, K) int32, written.
         selection_bias: Address of (E) float32.
         expert_scale: Address of (E) float32.
+        maps: The maps of the indices, written.
+        scratch: Address of `router_scratch_bytes` bytes; only with maps.
         stream: The CUDA stream's handle; 0 is the default stream.
 
     Raises:
         ValueError: `dtype` is none of the three.
         RuntimeError: The attributes do not go together, or the launch failed.
     """
-    if dtype not in ACTIVATION_TYPES:
-        raise ValueError(f"dtype must be one of {', '.join(ACTIVATION_TYPES)}, but is {dtype!r}")
     call = _FusedRouterCall(
         logits=logits,
         selection_bias=selection_bias,
         expert_scale=expert_scale,
         weights=weights,
         indices=indices,
+        **_addresses(maps),
+        scratch=scratch,
         rows=rows,
         experts=experts,
         k=config.k,
         num_groups=config.num_groups,
         topk_groups=config.topk_groups,
         group_score_top=config.group_score_top,
-        dtype=ACTIVATION_TYPES.index(dtype),
+        dtype=_dtype_number(dtype),
         score=_choice("score", config.score),
         score_after_topk=config.score_after_topk,
         bias_on=_choice("bias_on", config.bias_on),
@@ -96,11 +201,199 @@ def fused_router(
         scale=config.scale,
         softcap=config.softcap,
     )
-    error: bytes | None = _launcher("ort_moe_launch_fused_router")(ctypes.byref(call), stream)
-    if error is not None:
-        raise RuntimeError(error.decode())
+    _launch("ort_moe_launch_fused_router", call, stream)
 
 
-def _choice(name: str, value: str) -> int:
+def router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int) -> int:
+    """Bytes of scratch that `fused_router` needs to build maps; may be 0."""
+    wanted = dict.fromkeys(_MAPS, 1)
+    call = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
+    size: int = _function("ort_moe_router_scratch_bytes")(ctypes.byref(call))
+    return size
+
+
+def routing_maps(
+    indices: int,
+    maps: RoutingMaps,
+    *,
+    tokens: int,
+    k: int,
+    experts: int,
+    scratch: int | None = None,
+    stream: int = 0,
+) -> None:
+    """Launches the builder of routing maps for choices from elsewhere on the current CUDA device.
+
+    Args:
+        indices: Address of (T, K) int32, any values; those outside [0, E) name no expert.
+        maps: The maps, written.
+        tokens: T.
+        k: K.
+        experts: E.
+        scratch: Address of `routing_maps_scratch_bytes` bytes.
+        stream: The CUDA stream's handle; 0 is the default stream.
+
+    Raises:
+        RuntimeError: The launch failed.
+    """
+    call = _RoutingMapsCall(indices=indices, **_addresses(maps), scratch=scratch, tokens=tokens, k=k, experts=experts)
+    _launch("ort_moe_launch_routing_maps", call, stream)
+
+
+def routing_maps_scratch_bytes(*, tokens: int, k: int, experts: int) -> int:
+    """Bytes of scratch that `routing_maps` needs; may be 0."""
+    call = _RoutingMapsCall(tokens=tokens, k=k, experts=experts)
+    size: int = _function("ort_moe_routing_maps_scratch_bytes")(ctypes.byref(call))
+    return size
+
+
+def finalize_routing(
+    *,
+    tokens: int,
+    hidden: int,
+    k: int,
+    dtype: str,
+    expert_output: int,
+    weights: int,
+    indices: int,
+    unpermuted_to_permuted: int,
+    y: int,
+    bias: int | None = None,
+    experts: int = 0,
+    residual: int | None = None,
+    routing_settled: bool = False,
+    stream: int = 0,
+) -> None:
+    """Launches FinalizeRouting on the current CUDA device.
+
+    Args:
+        tokens: T; 0 launches nothing.
+        hidden: H.
+        k: K.
+        dtype: Type of the rows: `float`, `float16` or `bfloat16`.
+        expert_output: Address of (R, H) of dtype, R = T * K.
+        weights: Address of (T, K) float32.
+        indices: Address of (T, K) int32; read only with a bias.
+        unpermuted_to_permuted: Address of (R) int32.
+        y: Address of (T, H) of dtype, written.
+        bias: Address of (E, H) of dtype.
+        experts: E, of the bias.
+        residual: Address of (T, H) of dtype; may be y.
+        routing_settled: Weights, indices and map were complete before the stream's previous kernel let this one start,
+            so that they may be read while that kernel still runs.
+        stream: The CUDA stream's handle; 0 is the default stream.
+
+    Raises:
+        ValueError: `dtype` is none of the three.
+        RuntimeError: The launch failed.
+    """
+    call = _FinalizeRoutingCall(
+        expert_output=expert_output,
+        weights=weights,
+        indices=indices,
+        unpermuted_to_permuted=unpermuted_to_permuted,
+        bias=bias,
+        residual=residual,
+        y=y,
+        tokens=tokens,
+        hidden=hidden,
+        k=k,
+        experts=experts,
+        dtype=_dtype_number(dtype),
+        routing_settled=routing_settled,
+    )
+    _launch("ort_moe_launch_finalize_routing", call, stream)
+
+
+def fused_experts(
+    config: ExpertsConfig,
+    *,
+    tokens: int,
+    hidden: int,
+    inner: int,
+    experts: int,
+    k: int,
+    dtype: str,
+    x: int,
+    weights: int,
+    indices: int,
+    fc1: ExpertLayer,
+    fc2: ExpertLayer,
+    y: int,
+    scratch: int | None,
+    maps: RoutingMaps | None = None,
+    residual: int | None = None,
+    stream: int = 0,
+) -> None:
+    """Launches FusedExperts on the current CUDA device.
+
+    Args:
+        config: The op's attributes.
+        tokens: T; 0 launches nothing.
+        hidden: H.
+        inner: I.
+        experts: E.
+        k: K.
+        dtype: Type of the rows: `float`, `float16` or `bfloat16`.
+        x: Address of (T, H) of dtype.
+        weights: Address of (T, K) float32.
+        indices: Address of (T, K) int32, any values; those outside [0, E) contribute nothing.
+        fc1: N = 2 I or I rows, D = H.
+        fc2: N = H rows, D = I.
+        y: Address of (T, H) of dtype, written.
+        scratch: Address of `fused_experts_scratch_bytes` bytes, aligned to 256.
+        maps: The maps of the indices; built inside where they are needed and not given.
+        residual: Address of (T, H) of dtype; may be y.
+        stream: The CUDA stream's handle; 0 is the default stream.
+
+    Raises:
+        ValueError: `dtype` is none of the three.
+        RuntimeError: The attributes do not go together, or the launch failed.
+    """
+    call = _FusedExpertsCall(
+        x=x,
+        weights=weights,
+        indices=indices,
+        **_addresses(maps),
+        fc1=_ExpertLayer(**vars(fc1)),
+        fc2=_ExpertLayer(**vars(fc2)),
+        residual=residual,
+        y=y,
+        scratch=scratch,
+        **_experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype),
+        activation=_choice("activation", config.activation, FUSED_EXPERTS),
+        gate_layout=_choice("gate_layout", config.gate_layout, FUSED_EXPERTS),
+        weight_on=_choice("weight_on", config.weight_on, FUSED_EXPERTS),
+        alpha=config.alpha,
+        beta=config.beta,
+        limit=config.limit,
+    )
+    _launch("ort_moe_launch_fused_experts", call, stream)
+
+
+def fused_experts_scratch_bytes(
+    config: ExpertsConfig,
+    *,
+    tokens: int,
+    hidden: int,
+    inner: int,
+    experts: int,
+    k: int,
+    dtype: str,
+    with_maps: bool = False,
+) -> int:
+    """Bytes of scratch that `fused_experts` needs with or without given maps; may be 0."""
+    shape = _experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype)
+    call = _FusedExpertsCall(**shape, **(dict.fromkeys(_MAPS, 1) if with_maps else {}))
+    size: int = _function("ort_moe_fused_experts_scratch_bytes")(ctypes.byref(call))
+    return size
+
+
+def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[str, int]:
+    weight_format = _choice("weight_format", config.weight_format, FUSED_EXPERTS)
+    return {"dtype": _dtype_number(dtype), "weight_format": weight_format, "gated": config.gated} | sizes
+
+
+def _choice(name: str, value: str, op: Op = FUSED_ROUTER) -> int:
     """Number of an attribute's choice: the C++ enumerations have the order of the op table."""
-    return FUSED_ROUTER.attribute(name).choices.index(value)
+    return op.attribute(name).choices.index(value)

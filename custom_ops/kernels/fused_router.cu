@@ -1,4 +1,5 @@
-// FusedRouter on CUDA: weights and indices of the best k experts of each row, in one launch.
+// FusedRouter on CUDA: weights, indices and maps of the best k experts of each row, in one launch; maps of many rows
+// take a launcher of their own behind it.
 //
 // Mapping: who owns a row depends on the configuration alone, never on its values or on other rows.
 //   lane   8 lanes a row, 4 rows a warp   E <= 8, no groups
@@ -11,7 +12,8 @@
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
 // choice. What most routers are, a softmax over the chosen, has instantiations of its own without the branches over
 // everything else; further templates would multiply the library's size. PDL hides the launch behind the previous
-// kernel.
+// kernel. With maps the rows go to one block, or to the blocks of one cluster, where other warps build the maps while
+// the weights are computed: a launch of its own would cost more than all of that.
 #include <algorithm>
 #include <cstdint>
 
@@ -21,12 +23,14 @@
 #include "kernels/fused_router_row.cuh"
 #include "kernels/fused_router_warp.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/switches.h"
 
 namespace ort_moe {
 namespace {
 
-constexpr int64_t kMaxGrid = 1 << 20;  // blocks walk over the rows beyond it
-constexpr int64_t kManyRows = 512;     // with fewer, a warp to a block spreads them over all multiprocessors
+constexpr int64_t kMaxGrid = 1 << 20;      // blocks walk over the rows beyond it
+constexpr int64_t kManyRows = 512;         // with fewer, a warp to a block spreads them over all multiprocessors
+constexpr size_t kMaxMapBytes = 28 << 10;  // of the list that maps are built from; leaves room for the rows' own
 
 RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
   const bool softmax = config.score == Score::kSoftmax;
@@ -76,18 +80,37 @@ dim3 Grid(int64_t rows, int64_t rows_per_block) {
   return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
 }
 
+// One launch of kKernel, whose warps take rows_per_warp rows at a time: with maps by one cluster, each of its blocks
+// with as many warps for rows as are asked for and useful.
+template <auto kKernel>
+cudaError_t LaunchRows(RouterParams p, int row_warps, int rows_per_warp, size_t warp_bytes, cudaStream_t stream) {
+  unsigned cluster = 1;
+  if (p.has_maps) {
+    row_warps = static_cast<int>(std::min<int64_t>(row_warps, (p.rows + rows_per_warp - 1) / rows_per_warp));
+    KernelTraits traits;
+    if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
+    while (traits.hopper && cluster < kMaxClusterBlocks && cluster * row_warps * rows_per_warp < p.rows) cluster *= 2;
+  }
+  p.row_warps = row_warps;
+  const dim3 grid = p.has_maps ? dim3(cluster) : Grid(p.rows, row_warps * rows_per_warp);
+  const int threads = row_warps * kWarp + RouterMaps::Threads(p);
+  const size_t shared_bytes = RouterMaps::SharedBytes(p) + row_warps * warp_bytes;
+  return LaunchClusters<kKernel>(cluster, grid, threads, shared_bytes, stream, p);
+}
+
 template <typename T, int kOwned, bool kPlain>
 cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
-  const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
-  const size_t shared_bytes = warps * WarpRow<T, kOwned, kPlain>::SharedBytes(p);
-  return Launch<FusedRouterWarpKernel<T, kOwned, kPlain>>(Grid(p.rows, warps), warps * kWarp, shared_bytes, stream, p);
+  constexpr int kMapWarps = kOwned < 32 ? kMaxMapWarpsPerBlock : kMaxMapWarpsPerBlock / 2;  // as shared memory allows
+  const int warps = p.has_maps ? kMapWarps : p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
+  const size_t warp_bytes = WarpRow<T, kOwned, kPlain>::SharedBytes(p);
+  return LaunchRows<FusedRouterWarpKernel<T, kOwned, kPlain>>(p, warps, 1, warp_bytes, stream);
 }
 
 template <typename T, bool kPlain>
 cudaError_t LaunchLanesOrWarp(const RouterParams& p, cudaStream_t stream) {
   if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) {
-    const int threads = p.rows <= kManyRows ? kWarp : kLaneBlock;
-    return Launch<FusedRouterLaneKernel<T, kPlain>>(Grid(p.rows, threads / kChunk), threads, 0, stream, p);
+    const int warps = p.rows <= kManyRows && !p.has_maps ? 1 : kMaxLaneWarpsPerBlock;
+    return LaunchRows<FusedRouterLaneKernel<T, kPlain>>(p, warps, kWarp / kChunk, 0, stream);
   }
   if constexpr (kPlain) {
     if (p.experts <= 2 * kWarp) return LaunchWarp<T, 2, kPlain>(p, stream);
@@ -110,14 +133,8 @@ cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
   return IsPlain(p) ? LaunchOfKind<T, true>(p, stream) : LaunchOfKind<T, false>(p, stream);
 }
 
-}  // namespace
-
-cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args, cudaStream_t stream) {
-  if (args.rows == 0) return cudaSuccess;
-  constexpr int64_t kMaxSortable = 1 << 20;  // keeps 32-bit arithmetic safe; shared memory ends far below
-  if (args.rows < 0 || args.experts > kMaxSortable) return cudaErrorInvalidValue;
-  const RouterParams p = MakeParams(config, args);
-  switch (args.dtype) {
+cudaError_t LaunchOfDType(DType dtype, const RouterParams& p, cudaStream_t stream) {
+  switch (dtype) {
     case DType::kFloat32:
       return LaunchOfType<float>(p, stream);
     case DType::kFloat16:
@@ -126,6 +143,44 @@ cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args
       return LaunchOfType<BFloat16>(p, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+MapsParams MakeMapsParams(const RouterConfig& config, const RouterArgs& args) {
+  MapsParams p{};
+  p.maps = args.maps;
+  p.tokens = static_cast<int32_t>(args.rows);
+  p.k = static_cast<int32_t>(config.k);
+  p.experts = static_cast<int32_t>(args.experts);
+  p.choices_per_bit = p.k;
+  return p;
+}
+
+// Whether the router's own launch builds the maps; also on what its kernels for few rows take.
+bool FusesMaps(const RouterConfig& config, const RouterArgs& args) {
+  return args.maps && IsSwitchedOn(Switch::kFusedRoute) && args.experts <= kMaxWarpExperts &&
+         config.k <= kMaxWarpChosen && args.rows * config.k <= kMaxListedChoices &&
+         MakeMapsParams(config, args).SharedBytes() <= kMaxMapBytes;
+}
+
+}  // namespace
+
+size_t RouterScratchBytes(const RouterConfig& config, const RouterArgs& args) {
+  if (!args.maps || args.rows == 0 || FusesMaps(config, args)) return 0;
+  return RoutingMapsScratchBytes(args.rows, config.k, args.experts);
+}
+
+cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args, cudaStream_t stream) {
+  const auto build_maps = [&] {
+    return LaunchRoutingMaps(args.indices, args.rows, config.k, args.experts, args.maps, args.scratch, stream);
+  };
+  if (args.rows == 0) return args.maps ? build_maps() : cudaSuccess;
+  constexpr int64_t kMaxSortable = 1 << 20;  // keeps 32-bit arithmetic safe; shared memory ends far below
+  if (args.rows < 0 || args.experts > kMaxSortable) return cudaErrorInvalidValue;
+  RouterParams p = MakeParams(config, args);
+  p.has_maps = FusesMaps(config, args);
+  if (p.has_maps) p.maps = MakeMapsParams(config, args);
+  const cudaError_t error = LaunchOfDType(args.dtype, p, stream);
+  return error == cudaSuccess && args.maps && !p.has_maps ? build_maps() : error;
 }
 
 }  // namespace ort_moe

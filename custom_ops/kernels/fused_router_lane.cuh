@@ -6,12 +6,13 @@
 
 #include <type_traits>
 
+#include "kernels/fused_router_maps.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
 
 namespace ort_moe {
 
-constexpr int kLaneBlock = 128;
+constexpr int kMaxLaneWarpsPerBlock = 4;
 
 template <typename T>
 class LaneRow {
@@ -25,7 +26,9 @@ class LaneRow {
   }
 
   // The row pointed to. Called by whole warps; a row past the end is computed on nothing and not stored.
-  __device__ void Route(int64_t row) {
+  // on_choice(chosen, rank, expert) is called by all lanes as soon as the choices are known.
+  template <typename OnChoice>
+  __device__ void Route(int64_t row, OnChoice on_choice) {
     const bool owns = row < p_.rows && expert_ < p_.experts;
     x_ = owns ? LoadLogit<T>(p_, logits_, expert_) : -Infinity();
     const unsigned nans = __ballot_sync(kAllLanes, IsNaN(x_));
@@ -39,6 +42,7 @@ class LaneRow {
     if (p_.selection_bias != nullptr && owns) key = Add(key, p_.selection_bias[expert_]);
     const int32_t rank = RankOf(owns ? RankKey(key) : 0u);
     chosen_ = owns && rank < p_.k;
+    on_choice(chosen_, rank, expert_);
     WeighChosen(*this, p_, softmax, has_nan);
     if (chosen_) {
       weights_[rank] = value_;
@@ -110,20 +114,39 @@ class LaneRow {
 };
 
 template <typename T, bool kPlain>
-__global__ void __launch_bounds__(kLaneBlock) FusedRouterLaneKernel(const __grid_constant__ RouterParams params) {
+__global__ void __launch_bounds__(kMaxLaneWarpsPerBlock* kWarp + kMapThreads)
+    FusedRouterLaneKernel(const __grid_constant__ RouterParams params) {
   std::conditional_t<kPlain, const RouterParams, const RouterParams&> p = kPlain ? WithPlainWrittenOut(params) : params;
   constexpr int kRowsPerWarp = kWarp / kChunk;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x / kChunk;
+  extern __shared__ __align__(16) unsigned char lane_shared[];
+  RouterMaps maps(params, lane_shared);
+  maps.Start();
+  const int row_threads = p.row_warps * kWarp;
+  if (static_cast<int>(threadIdx.x) >= row_threads) {
+    maps.Build(static_cast<int>(threadIdx.x) - row_threads);
+    return;
+  }
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * row_threads / kChunk;
+  const auto any_of_warp = [&](int64_t row) { return row / kRowsPerWarp * kRowsPerWarp < p.rows; };
   int64_t row = thread / kChunk;
   LaneRow<T> router(p, row);
   WaitForPrevious();
   AllowNext();
-  while (row / kRowsPerWarp * kRowsPerWarp < p.rows) {
-    router.Route(row);
+  if (p.has_maps) {
+    maps.AwaitBlocks();
+    if (!any_of_warp(row)) maps.Close();
+  }
+  while (any_of_warp(row)) {
+    router.Route(row, [&](bool chosen, int32_t rank, int32_t expert) {
+      if (!p.has_maps) return;
+      if (chosen) maps.Publish(row, rank, expert);
+      if (!any_of_warp(row + step)) maps.Close();
+    });
     row += step;
     router.PointTo(row);
   }
+  if (p.has_maps) maps.Finish();
 }
 
 }  // namespace ort_moe

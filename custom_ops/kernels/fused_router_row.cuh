@@ -10,13 +10,14 @@
 //   IsMasked(expert)    whether its group was left out
 #pragma once
 
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
 #include "kernels/float_math.h"
 #include "kernels/fused_router.h"
+#include "kernels/routing_maps_list.cuh"
+#include "kernels/storage.cuh"
 
 // A branch that hardly any model takes: its code is moved out of the way of the rest.
 #define ORT_MOE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
@@ -57,6 +58,9 @@ struct RouterParams {
   bool ranks_logits;        // the key is x, before bias and groups
   bool grouped;
   bool vector_loads;  // every chunk of every row is whole and 16-byte aligned
+  bool has_maps;
+  int32_t row_warps;  // of a block; others build maps
+  MapsParams maps;
 
   __host__ __device__ bool plain_keys() const { return ranks_logits && selection_bias == nullptr && !grouped; }
 };
@@ -83,37 +87,9 @@ __device__ __forceinline__ RouterParams WithPlainWrittenOut(RouterParams p) {
   return p;
 }
 
-// A 16-bit storage is widened exactly.
-template <typename T>
-struct Storage;
-
-template <>
-struct Storage<float> {
-  using Bits = uint32_t;
-  static __device__ float Widen(uint32_t bits) { return BitsToFloat(bits); }
-};
-
-struct Float16 {};
-struct BFloat16 {};
-
-template <>
-struct Storage<Float16> {
-  using Bits = uint16_t;
-  static __device__ float Widen(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
-};
-
-template <>
-struct Storage<BFloat16> {
-  using Bits = uint16_t;
-  static __device__ float Widen(uint16_t bits) { return BitsToFloat(static_cast<uint32_t>(bits) << 16); }
-};
-
 __device__ __forceinline__ float Softcap(const RouterParams& p, float x) {
   return p.softcap > 0.0f ? Mul(p.softcap, Tanh(Div(x, p.softcap))) : x;
 }
-
-template <typename T>
-using Bits = typename Storage<T>::Bits;
 
 template <typename T>
 __device__ __forceinline__ const Bits<T>* LogitsOfRow(const RouterParams& p, int64_t row) {

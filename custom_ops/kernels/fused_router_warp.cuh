@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/fused_router_groups.cuh"
+#include "kernels/fused_router_maps.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/fused_router_selection.cuh"
 #include "kernels/launch.cuh"
@@ -15,7 +16,8 @@
 namespace ort_moe {
 
 constexpr int kMaxWarpExperts = kPartials * kChunk;
-constexpr int kMaxWarpsPerBlock = 4;
+constexpr int kMaxWarpsPerBlock = 4;     // without maps
+constexpr int kMaxMapWarpsPerBlock = 8;  // of rows, with maps
 
 template <typename T, int kOwned, bool kPlain>
 class WarpRow {
@@ -51,8 +53,9 @@ class WarpRow {
 
   __device__ void PointTo(int64_t row) { logits_ = Settled(LogitsOfRow<T>(p_, row)); }
 
-  // The row pointed to.
-  __device__ void Route(int64_t row) {
+  // The row pointed to. on_choice(Choice) is called by the whole warp as soon as the choices are known.
+  template <typename OnChoice>
+  __device__ void Route(int64_t row, OnChoice on_choice) {
     float x[kOwned];
     uint32_t key[kOwned];
     float bias[kOwned];
@@ -71,6 +74,7 @@ class WarpRow {
     }
     const auto expert_of = [this](int i) { return Expert(i); };
     if (ORT_MOE_RARE(!selection_.Choose(key, expert_of, p_.k, &choice_))) ChooseInRounds(key);
+    on_choice(choice_);
     if constexpr (!kPlain) {
       if (ORT_MOE_RARE(p_.score == Score::kSparseMixer)) {
         WeighSparseMixer(*this, p_, ExpertOfRank(0), ExpertOfRank(1));
@@ -351,22 +355,36 @@ class WarpRow {
 };
 
 template <typename T, int kOwned, bool kPlain>
-__global__ void __launch_bounds__(kMaxWarpsPerBlock* kWarp)
+__global__ void __launch_bounds__(kMaxMapWarpsPerBlock* kWarp + kMapThreads, kPlain ? 0 : 1)
     FusedRouterWarpKernel(const __grid_constant__ RouterParams p) {
   using Router = WarpRow<T, kOwned, kPlain>;
   extern __shared__ __align__(16) unsigned char shared[];
+  RouterMaps maps(p, shared);
+  maps.Start();
   const int warp = threadIdx.x / kWarp;
-  const int warps = blockDim.x / kWarp;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * warps;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * warps + warp;
-  Router router(p, shared + warp * Router::SharedBytes(p), row);
+  if (warp >= p.row_warps) {
+    maps.Build(static_cast<int>(threadIdx.x) - p.row_warps * kWarp);
+    return;
+  }
+  const int64_t step = static_cast<int64_t>(gridDim.x) * p.row_warps;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * p.row_warps + warp;
+  Router router(p, shared + RouterMaps::SharedBytes(p) + warp * Router::SharedBytes(p), row);
   WaitForPrevious();
   AllowNext();
+  if (p.has_maps) {
+    maps.AwaitBlocks();
+    if (row >= p.rows) maps.Close();
+  }
   while (row < p.rows) {
-    router.Route(row);
+    router.Route(row, [&](const Choice& choice) {
+      if (!p.has_maps) return;
+      if (choice.rank < p.k) maps.Publish(row, choice.rank, choice.expert);
+      if (row + step >= p.rows) maps.Close();
+    });
     row += step;
     router.PointTo(row);
   }
+  if (p.has_maps) maps.Finish();
 }
 
 }  // namespace ort_moe

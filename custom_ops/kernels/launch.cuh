@@ -3,6 +3,8 @@
 // Contract of a kernel that is launched here: before WaitForPrevious() it reads nothing but its parameters and writes
 // nothing global, and every thread's path executes the wait. AllowNext() may come first: the next kernel's own wait
 // still holds it until this one has finished and its writes are visible.
+//
+// The environment's ORT_MOE_PDL=0, read once, turns the overlap off: results are the same.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +13,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/switches.h"
 
 namespace ort_moe {
 
@@ -34,7 +38,7 @@ __device__ __forceinline__ T* Settled(T* address) {
 }
 
 struct KernelTraits {
-  bool overlaps = false;     // the device has PDL and the code that is loaded waits as it must
+  bool hopper = false;       // the device and the code that is loaded have PDL and clusters
   int max_shared_bytes = 0;  // dynamic shared memory that a block may have
 };
 
@@ -42,7 +46,7 @@ struct KernelTraits {
 template <auto kKernel>
 cudaError_t QueryKernel(KernelTraits* traits) {
   constexpr int kDevices = 64;
-  constexpr int64_t kKnown = 1, kOverlaps = 2;
+  constexpr int64_t kKnown = 1, kHopper = 2;
   constexpr int kSharedShift = 2;
   static std::array<std::atomic<int64_t>, kDevices> known{};  // a race computes the same value twice
 
@@ -64,38 +68,60 @@ cudaError_t QueryKernel(KernelTraits* traits) {
     }
     if (error != cudaSuccess) return error;
     // Code of an older architecture, just-in-time compiled for a newer device, has no wait in it.
-    const bool overlaps = major >= 9 && code.binaryVersion >= 90 && code.ptxVersion >= 90;
-    state = kKnown | (overlaps ? kOverlaps : 0) | static_cast<int64_t>(shared_bytes) << kSharedShift;
+    const bool hopper = major >= 9 && code.binaryVersion >= 90 && code.ptxVersion >= 90;
+    state = kKnown | (hopper ? kHopper : 0) | static_cast<int64_t>(shared_bytes) << kSharedShift;
     if (device < kDevices) known[device].store(state, std::memory_order_relaxed);
   }
-  traits->overlaps = (state & kOverlaps) != 0;
+  traits->hopper = (state & kHopper) != 0;
   traits->max_shared_bytes = static_cast<int>(state >> kSharedShift);
   return cudaSuccess;
 }
 
-// One launch; cudaErrorInvalidValue where a block would need more shared memory than the device has.
+// One launch in clusters of `cluster` neighbouring blocks, which divides the grid and is 1 where the kernel's traits
+// say no; cudaErrorInvalidValue where a block would need more shared memory than the device has. `overlap` is a switch
+// besides ORT_MOE_PDL that must be on for the launch to overlap.
 template <auto kKernel, typename... Arguments>
-cudaError_t Launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+cudaError_t LaunchClusters(Switch overlap, unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                           cudaStream_t stream, const Arguments&... arguments) {
   KernelTraits traits;
   if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
   if (shared_bytes > static_cast<size_t>(traits.max_shared_bytes)) return cudaErrorInvalidValue;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = traits.overlaps ? 1 : 0;
+  config.attrs = attributes;
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {cluster, 1, 1};
+    ++config.numAttrs;
+  }
+  const unsigned plain_attributes = config.numAttrs;
+  if (traits.hopper && IsSwitchedOn(Switch::kPdl) && IsSwitchedOn(overlap)) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
   cudaError_t error = cudaLaunchKernelEx(&config, kKernel, arguments...);
-  if (error == cudaErrorNotSupported && traits.overlaps) {
+  if (error == cudaErrorNotSupported && config.numAttrs > plain_attributes) {
     cudaGetLastError();  // refused (a driver or a sharing service without PDL): launch plainly
-    config.numAttrs = 0;
+    config.numAttrs = plain_attributes;
     error = cudaLaunchKernelEx(&config, kKernel, arguments...);
   }
   return error;
+}
+
+template <auto kKernel, typename... Arguments>
+cudaError_t LaunchClusters(unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                           const Arguments&... arguments) {
+  return LaunchClusters<kKernel>(Switch::kPdl, cluster, grid, block, shared_bytes, stream, arguments...);
+}
+
+template <auto kKernel, typename... Arguments>
+cudaError_t Launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+  return LaunchClusters<kKernel>(1, grid, block, shared_bytes, stream, arguments...);
 }
 
 }  // namespace ort_moe

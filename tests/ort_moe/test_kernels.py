@@ -23,6 +23,6 @@ def test_unknown_type() -> None:
 def test_library_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any shared object that lacks the launcher stands for a library built for the CPU."""
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(Path(_ctypes.__file__)))
-    kernels._launcher.cache_clear()
+    kernels._function.cache_clear()
     with pytest.raises(RuntimeError, match="was built without CUDA kernels: it has no ort_moe_launch_fused_router"):
         kernels.fused_router(CONFIG, dtype="float", **CALL)

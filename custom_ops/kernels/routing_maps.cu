@@ -1,0 +1,78 @@
+// Routing maps of choices that came from anywhere, on CUDA.
+//
+//   list    one block, in shared memory     up to 1024 choices, as far as the masks of all experts are small
+//   tiles   three launches over all SMs     the rest
+// Bytes: 4 * R read, twice by tiles, and 12 * R + 8 * E written. Bound by: latency, of one launch or of three; from
+// some 100000 choices on by scattered writes of 4 bytes. The two agree bit for bit: the maps are integers.
+#include "kernels/routing_maps.h"
+
+#include "kernels/launch.cuh"
+#include "kernels/routing_maps_list.cuh"
+#include "kernels/routing_maps_tiles.cuh"
+
+namespace ort_moe {
+namespace {
+
+constexpr int kListThreads = 512;
+constexpr size_t kMaxListBytes = 64 << 10;
+
+MapsParams MakeListParams(int64_t tokens, int64_t k, int64_t experts) {
+  MapsParams p{};
+  p.tokens = static_cast<int32_t>(tokens);
+  p.k = static_cast<int32_t>(k);
+  p.experts = static_cast<int32_t>(experts);
+  p.choices_per_bit = 1;  // a token may name an expert twice
+  return p;
+}
+
+bool FitsList(int64_t tokens, int64_t k, int64_t experts) {
+  return tokens * k <= kMaxListedChoices && experts < kMaxListedExperts &&
+         MakeListParams(tokens, k, experts).SharedBytes() <= kMaxListBytes;
+}
+
+__global__ void __launch_bounds__(kListThreads)
+    ListMapsKernel(const __grid_constant__ MapsParams p, const int32_t* indices) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  constexpr int kBarrier = 1;
+  using List = MapsFromList<kListThreads>;
+  List list(p, shared, static_cast<int>(threadIdx.x), kBarrier);
+  list.Prepare();
+  WaitForPrevious();
+  AllowNext();
+  uint32_t* keys = reinterpret_cast<uint32_t*>(shared);
+  for (int32_t slot = static_cast<int32_t>(threadIdx.x); slot < p.choices(); slot += kListThreads) {
+    const int32_t index = indices[slot];
+    keys[slot] = List::Key(index >= 0 && index < p.experts ? index : p.experts, slot);
+  }
+  __syncthreads();
+  list.Build();
+}
+
+}  // namespace
+
+size_t RoutingMapsScratchBytes(int64_t tokens, int64_t k, int64_t experts) {
+  return FitsList(tokens, k, experts) ? 0 : TileScratchBytes(MakeTileParams(tokens, k, experts));
+}
+
+cudaError_t LaunchRoutingMaps(const int32_t* indices, int64_t tokens, int64_t k, int64_t experts,
+                              const RoutingMaps& maps, void* scratch, cudaStream_t stream) {
+  if (tokens * k == 0) {
+    return cudaMemsetAsync(maps.expert_first_token_offset, 0, (experts + 1) * sizeof(int64_t), stream);
+  }
+  if (FitsList(tokens, k, experts)) {
+    MapsParams p = MakeListParams(tokens, k, experts);
+    p.maps = maps;
+    return Launch<ListMapsKernel>(1, kListThreads, p.SharedBytes(), stream, p, indices);
+  }
+  TileParams p = MakeTileParams(tokens, k, experts);
+  p.maps = maps;
+  p.indices = indices;
+  p.counts = static_cast<int32_t*>(scratch);
+  const size_t count_bytes = p.stride * sizeof(int32_t);
+  cudaError_t error = Launch<CountChoicesKernel>(p.tiles, kTileThreads, count_bytes, stream, p);
+  if (error == cudaSuccess) error = Launch<SumCountsKernel>((p.stride + 31) / 32, kSumWarps * 32, 0, stream, p);
+  if (error == cudaSuccess) error = Launch<DealRowsKernel>(p.tiles, kTileThreads, DealBytes(p), stream, p);
+  return error;
+}
+
+}  // namespace ort_moe

@@ -1,0 +1,31 @@
+#include "kernels/switches.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace ort_moe {
+namespace {
+
+bool Read(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr || std::strcmp(value, "0") != 0;
+}
+
+}  // namespace
+
+bool IsSwitchedOn(Switch which) {
+  static const bool pdl = Read("ORT_MOE_PDL");
+  static const bool fc1_pdl = Read("ORT_MOE_FC1_PDL");
+  static const bool fused_route = Read("ORT_MOE_FUSED_ROUTE");
+  switch (which) {
+    case Switch::kPdl:
+      return pdl;
+    case Switch::kFc1Pdl:
+      return fc1_pdl;
+    case Switch::kFusedRoute:
+      return fused_route;
+  }
+  return true;
+}
+
+}  // namespace ort_moe

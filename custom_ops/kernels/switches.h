@@ -1,0 +1,15 @@
+// Switches in the environment that choose between ways to the same result, for measuring and for finding faults. Each
+// is on unless its variable is "0", and is read once, when a kernel first asks.
+#pragma once
+
+namespace ort_moe {
+
+enum class Switch : int {
+  kPdl,         // ORT_MOE_PDL: overlap a kernel's start with its predecessor's end
+  kFc1Pdl,      // ORT_MOE_FC1_PDL: the same for the experts' first layer alone
+  kFusedRoute,  // ORT_MOE_FUSED_ROUTE: a router builds its maps in its own launch
+};
+
+bool IsSwitchedOn(Switch which);
+
+}  // namespace ort_moe
