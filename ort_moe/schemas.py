@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import TensorProto, TypeProto, defs
+from onnx import TensorProto, TensorShapeProto, TypeProto, defs
 from onnx.shape_inference import InferenceContext, InferenceError
 
-from ort_moe.ops import DOMAIN, OPS, VERSION, AttributeValue, Op, Tensor
+from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops import ACTIVATION_TYPES, DOMAIN, OPS, ROUTING_MAPS, VERSION, AttributeValue, Op, Tensor
 from ort_moe.router_config import RouterConfig
 
 _OPTION = defs.OpSchema.FormalParameterOption
@@ -28,14 +30,17 @@ def register_schemas() -> None:
 
 
 def _schema(op: Op) -> defs.OpSchema:
-    constraints = []
+    constraints = {}
 
     def parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
         types = [f"tensor({name})" for name in tensor.types]
         type_name = types[0]
-        if len(types) > 1:
+        if tensor.types == ACTIVATION_TYPES:
+            type_name = "T"  # one for all of a node
+            constraints[type_name] = (type_name, types, "Type of the activations.")
+        elif len(types) > 1:
             type_name = f"T_{tensor.name}"
-            constraints.append((type_name, types, f"Types of {tensor.name}."))
+            constraints[type_name] = (type_name, types, f"Types of {tensor.name}.")
         option = _OPTION.Optional if tensor.optional else _OPTION.Single
         return defs.OpSchema.FormalParameter(tensor.name, type_name, tensor.doc, param_option=option)
 
@@ -46,7 +51,7 @@ def _schema(op: Op) -> defs.OpSchema:
         op.doc,
         inputs=[parameter(tensor) for tensor in op.inputs],
         outputs=[parameter(tensor) for tensor in op.outputs],
-        type_constraints=constraints,
+        type_constraints=list(constraints.values()),
         attributes=[
             defs.OpSchema.Attribute(a.name, _ATTRIBUTE_TYPES[a.kind], a.doc, required=a.only_with is None)
             for a in op.attributes
@@ -58,35 +63,106 @@ def _schema(op: Op) -> defs.OpSchema:
 
 def _infer_fused_router(context: InferenceContext) -> None:
     """Checks the attributes and sets the outputs' types and shapes; unknown input types and shapes are left open."""
+    op = OPS["FusedRouter"]
     logits = _input(context, 0)
-    dims = list(logits.shape.dim) if logits is not None and logits.HasField("shape") else None
-    if dims is not None and not dims:
-        raise InferenceError("FusedRouter: input 'logits' must have rank 1 or more, but is a scalar")
-    experts = dims[-1].dim_value if dims and dims[-1].HasField("dim_value") else None
-    for index, name in ((1, "selection_bias"), (2, "expert_scale")):
-        _check_vector(context, index, name, experts)
-    attributes = _attributes(context, "FusedRouter")
+    dims = _dims(op, 0, logits)
+    experts = _size(dims, -1)
+    for index in (1, 2):
+        _check_vector(context, op, index, experts)
+    attributes = _attributes(context, op)
     chosen = attributes.get("k")
-    if _required("FusedRouter") <= attributes.keys():  # a missing one is the checker's to report
+    if _required(op) <= attributes.keys():  # a missing one is the checker's to report
         try:
             config = RouterConfig.from_attributes(attributes)
             config.check(experts, has_selection_bias=_input(context, 1) is not None)
         except ValueError as error:
             raise InferenceError(str(error)) from None
+    maps = range(2, 2 + len(ROUTING_MAPS))
+    _check_all_or_none(op, "output", {op.outputs[i].name: context.has_output(i) for i in maps})
 
-    for index, element_type in enumerate((TensorProto.FLOAT, TensorProto.INT32)):
-        output = TypeProto()
-        output.tensor_type.elem_type = element_type
-        if dims is not None:
-            output.tensor_type.shape.dim.extend(dims[:-1])
-            last = output.tensor_type.shape.dim.add()
-            if isinstance(chosen, int):
-                last.dim_value = chosen
-        if context.has_output(index):
-            context.set_output_type(index, output)
+    k = chosen if isinstance(chosen, int) else None
+    shape = None if dims is None else [*dims[:-1], _dim(k)]
+    rows = _product([_size([dim], 0) for dim in shape]) if shape is not None else None
+    _set_output(context, 0, TensorProto.FLOAT, shape)
+    _set_output(context, 1, TensorProto.INT32, shape)
+    for index in maps[:-1]:
+        _set_output(context, index, TensorProto.INT32, [_dim(rows)])
+    _set_output(context, maps[-1], TensorProto.INT64, [_dim(None if experts is None else experts + 1)])
 
 
-_INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {"FusedRouter": _infer_fused_router}
+def _infer_finalize_routing(context: InferenceContext) -> None:
+    """Sets the output: the leading dimensions of the weights, the columns and the type of the rows."""
+    op = OPS["FinalizeRouting"]
+    output = _input(context, 0)
+    rows, weights = _dims(op, 0, output), _dims(op, 1, _input(context, 1))
+    shape = None if rows is None or weights is None else [*weights[:-1], rows[-1]]
+    _set_output(context, 0, output.elem_type if output is not None else 0, shape)
+
+
+def _infer_fused_experts(context: InferenceContext) -> None:
+    """Checks the attributes and the presence of the maps, and sets the output: the type and the shape of x."""
+    op = OPS["FusedExperts"]
+    attributes = _attributes(context, op)
+    if _required(op) <= attributes.keys():
+        try:
+            ExpertsConfig.from_attributes(attributes)
+        except ValueError as error:
+            raise InferenceError(str(error)) from None
+    maps = {tensor.name: context.has_input(i) for i, tensor in enumerate(op.inputs) if tensor in ROUTING_MAPS}
+    _check_all_or_none(op, "input", maps)
+    x = _input(context, 0)
+    _set_output(context, 0, x.elem_type if x is not None else 0, _dims(op, 0, x))
+
+
+_INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
+    "FusedRouter": _infer_fused_router,
+    "FinalizeRouting": _infer_finalize_routing,
+    "FusedExperts": _infer_fused_experts,
+}
+
+_Dims = Sequence[TensorShapeProto.Dimension]
+
+
+def _set_output(context: InferenceContext, index: int, element_type: int, dims: _Dims | None) -> None:
+    """Sets type and shape of an output where the node has it; 0 and None: not known."""
+    if not context.has_output(index):
+        return
+    output = TypeProto()
+    output.tensor_type.elem_type = element_type
+    if dims is not None:
+        output.tensor_type.shape.dim.extend(dims)
+    context.set_output_type(index, output)
+
+
+def _dims(op: Op, index: int, tensor: TypeProto.Tensor | None) -> _Dims | None:
+    """The dimensions of an input that is no scalar; None where they are not known."""
+    if tensor is None or not tensor.HasField("shape"):
+        return None
+    if not tensor.shape.dim:
+        name = op.inputs[index].name
+        raise InferenceError(f"{op.name}: input '{name}' must have rank 1 or more, but is a scalar")
+    return list(tensor.shape.dim)
+
+
+def _dim(size: int | None) -> TensorShapeProto.Dimension:
+    return TensorShapeProto.Dimension() if size is None else TensorShapeProto.Dimension(dim_value=size)
+
+
+def _size(dims: _Dims | None, axis: int) -> int | None:
+    return dims[axis].dim_value if dims and dims[axis].HasField("dim_value") else None
+
+
+def _product(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _check_all_or_none(op: Op, kind: str, present: Mapping[str, bool]) -> None:
+    if any(present.values()) and not all(present.values()):
+        missing = next(name for name, there in present.items() if not there)
+        raise InferenceError(
+            f"{op.name}: {kind} '{missing}' must be there, as the other routing maps are: all four or none"
+        )
 
 
 def _input(context: InferenceContext, index: int) -> TypeProto.Tensor | None:
@@ -97,14 +173,14 @@ def _input(context: InferenceContext, index: int) -> TypeProto.Tensor | None:
     return TypeProto.Tensor() if input_type is None else input_type.tensor_type
 
 
-def _required(op_name: str) -> set[str]:
-    return {attribute.name for attribute in OPS[op_name].attributes if attribute.only_with is None}
+def _required(op: Op) -> set[str]:
+    return {attribute.name for attribute in op.attributes if attribute.only_with is None}
 
 
-def _attributes(context: InferenceContext, op_name: str) -> dict[str, AttributeValue]:
+def _attributes(context: InferenceContext, op: Op) -> dict[str, AttributeValue]:
     """The values of a node's attributes."""
     values: dict[str, AttributeValue] = {}
-    for attribute in OPS[op_name].attributes:
+    for attribute in op.attributes:
         proto: Any = context.get_attribute(attribute.name)
         if proto is not None:
             value = onnx.helper.get_attribute_value(proto)
@@ -112,7 +188,7 @@ def _attributes(context: InferenceContext, op_name: str) -> dict[str, AttributeV
     return values
 
 
-def _check_vector(context: InferenceContext, index: int, name: str, experts: int | None) -> None:
+def _check_vector(context: InferenceContext, op: Op, index: int, experts: int | None) -> None:
     vector = _input(context, index)
     if vector is None or not vector.HasField("shape"):
         return
@@ -121,4 +197,5 @@ def _check_vector(context: InferenceContext, index: int, name: str, experts: int
     if len(known) != 1 or (known[0] is not None and experts is not None and known[0] != experts):
         shape = ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
         expected = "E" if experts is None else experts
-        raise InferenceError(f"FusedRouter: input '{name}' must have shape [{expected}], but has [{shape}]")
+        name = op.inputs[index].name
+        raise InferenceError(f"{op.name}: input '{name}' must have shape [{expected}], but has [{shape}]")

@@ -56,7 +56,7 @@ def build_function(router: Router, opset: int) -> ir.Function:
         has_expert_scale=router.expert_scale is not None,
     )
     weights, indices = body.write(*inputs)
-    weights.name, indices.name = (tensor.name for tensor in FUSED_ROUTER.outputs)
+    weights.name, indices.name = (tensor.name for tensor in FUSED_ROUTER.outputs[:2])
     graph = ir.Graph(inputs, [weights, indices], nodes=body.tape.nodes, opset_imports={"": opset})
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in sorted(router.attributes)]
     return ir.Function(DOMAIN, FUSED_ROUTER.name, _overload(router, opset), graph=graph, attributes=attributes)

@@ -144,6 +144,5 @@ def assert_same_bits(got: Array, expected: Array) -> None:
         same |= np.isnan(got) & np.isnan(expected)
     if not same.all():
         where = tuple(int(axis[0]) for axis in np.nonzero(~same))
-        raise AssertionError(
-            f"{int((~same).sum())} of {same.size} differ, first at {where}: {got[where]!r}, expected {expected[where]!r}"
-        )
+        difference = f"{got[where]!r}, expected {expected[where]!r}"
+        raise AssertionError(f"{int((~same).sum())} of {same.size} differ, first at {where}: {difference}")

@@ -39,7 +39,7 @@ def router_model(
     inputs = ["logits", *(key if value is not None else "" for key, value in vectors.items())]
     while not inputs[-1]:
         inputs.pop()
-    outputs = [output.name for output in FUSED_ROUTER.outputs]
+    outputs = [output.name for output in FUSED_ROUTER.outputs if not output.optional]
     node = helper.make_node("FusedRouter", inputs, outputs, name=name, domain=DOMAIN)
     for key, value in (FUSED_ROUTER.complete(attributes) if complete else attributes).items():
         node.attribute.append(helper.make_attribute(key, value))

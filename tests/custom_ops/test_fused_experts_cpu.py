@@ -1,4 +1,4 @@
-"""The CPU kernel of FusedExperts meets the float64 reference, ends in FinalizeRouting's bits, and refuses what is wrong."""
+"""The CPU kernel of FusedExperts meets the float64 reference, and refuses what does not fit."""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, defs, shape_inference
 
-from ort_moe.ops import DOMAIN, OPS, VERSION, Op
+from ort_moe.ops import DOMAIN, OPS, ROUTING_MAPS, VERSION, Op
 from ort_moe.schemas import register_schemas
+from tests.experts_cases import ExpertsCase
+from tests.finalize_cases import FinalizeCase
+from tests.op_models import element_type, op_model
 from tests.router_models import router_model
 
 
@@ -44,7 +47,7 @@ def test_a_schema_says_what_the_table_says(op: Op) -> None:
     assert [i.name for i in schema.inputs] == [i.name for i in op.inputs]
     assert [o.name for o in schema.outputs] == [o.name for o in op.outputs]
     assert schema.attributes.keys() == {attribute.name for attribute in op.attributes}
-    assert schema.min_input == sum(not tensor.optional for tensor in op.inputs)
+    assert schema.min_input == 1 + max(i for i, tensor in enumerate(op.inputs) if not tensor.optional)
     assert {name for name, a in schema.attributes.items() if not a.required} == {
         attribute.name for attribute in op.attributes if attribute.only_with
     }
@@ -125,3 +128,48 @@ def test_a_missing_attribute_leaves_inference_alone() -> None:
     model = router_model({"score": "softmax"}, logits_shape=["tokens", 8], complete=False)
     types = {name: element_type for name, (element_type, _) in inferred(model).items()}
     assert types == {"weights": TensorProto.FLOAT, "indices": TensorProto.INT32}
+
+
+MAPS = [tensor.name for tensor in ROUTING_MAPS]
+
+
+def test_maps_have_a_row_for_each_choice() -> None:
+    logits = {"logits": np.zeros((2, 3, 8), np.float32)}
+    attributes: dict[str, Any] = {"k": 2, "score": "softmax"}
+    model = op_model("FusedRouter", logits, attributes, outputs=["weights", "indices", *MAPS])
+    outputs = inferred(model)
+    assert [outputs[name] for name in MAPS[:3]] == [(TensorProto.INT32, [12])] * 3
+    assert outputs[MAPS[3]] == (TensorProto.INT64, [9])
+    symbolic = op_model("FusedRouter", logits, attributes, outputs=["weights", "indices", *MAPS], symbolic=True)
+    assert [inferred(symbolic)[name] for name in MAPS[:3]] == [(TensorProto.INT32, [f"unk__{i}"]) for i in range(3)]
+    some = op_model("FusedRouter", logits, attributes, outputs=["weights", "indices", *MAPS[:2]])
+    with pytest.raises(shape_inference.InferenceError, match="output 'permuted_to_expert' must be there, as the other"):
+        shape_inference.infer_shapes(some)
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_finalized_tokens_have_the_type_and_the_columns_of_the_rows(onnx_type: str) -> None:
+    case = FinalizeCase((2, 3), 4, 24, 6, onnx_type, has_residual=True)
+    expected = element_type(case.feeds["expert_output"].dtype)
+    assert inferred(op_model("FinalizeRouting", case.feeds, {})) == {"y": (expected, [2, 3, 24])}
+    symbolic = op_model("FinalizeRouting", case.feeds, {}, symbolic=True)
+    assert inferred(symbolic) == {"y": (expected, ["weights_0", "weights_1", "expert_output_1"])}
+
+
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+def test_experts_keep_type_and_shape(weight_format: str) -> None:
+    case = ExpertsCase((2, 3), 4, 2, 32, 16, "float16", weight_format, has_maps=True, has_bias=True)
+    model = op_model("FusedExperts", case.feeds, case.all_attributes)
+    model.graph.output[0].type.tensor_type.shape.CopyFrom(model.graph.input[0].type.tensor_type.shape)
+    onnx.checker.check_model(model, full_check=True)
+    assert inferred(model) == {"y": (TensorProto.FLOAT16, [2, 3, 32])}
+
+
+def test_wrong_experts_are_errors() -> None:
+    case = ExpertsCase((2,), 4, 2, 32, 16, "float16", has_maps=True)
+    relu = op_model("FusedExperts", case.feeds, {"activation": "relu", "gated": 1, "alpha": 2.0})
+    with pytest.raises(shape_inference.InferenceError, match="'alpha' must be 1 unless activation = silu, but is 2"):
+        shape_inference.infer_shapes(relu)
+    feeds = {name: array for name, array in case.feeds.items() if name != MAPS[0]}
+    with pytest.raises(shape_inference.InferenceError, match=f"input '{MAPS[0]}' must be there"):
+        shape_inference.infer_shapes(op_model("FusedExperts", feeds, case.all_attributes))

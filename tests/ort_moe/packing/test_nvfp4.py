@@ -187,8 +187,8 @@ def qmoe_runs_nvfp4_on_the_cpu() -> bool:
 def test_onnxruntimes_own_qmoe_agrees() -> None:
     """Layout, scales, activation and weighted sum, by someone else's kernel.
 
-    It rounds the product of the two scales to fewer digits, which powers of two as global scales survive, and takes gate
-    and value interleaved alone.
+    It rounds the product of the two scales to fewer digits, which powers of two as global scales survive, and takes
+    gate and value interleaved alone.
     """
     attributes = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
     attributes |= {"alpha": 1.7, "beta": 1.0, "limit": 2.0}
