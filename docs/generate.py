@@ -180,9 +180,10 @@ def op_section(op: Op) -> str:
         _table(("input", "type", "shape", ""), map(_tensor_row, op.inputs)),
         "### Outputs\n",
         _table(("output", "type", "shape", ""), map(_tensor_row, op.outputs)),
-        "### Attributes\n",
-        _table(("attribute", "kind", "", "neutral"), map(_attribute_row, op.attributes)),
     ]
+    if op.attributes:
+        rows = map(_attribute_row, op.attributes)
+        parts += ["### Attributes\n", _table(("attribute", "kind", "", "neutral"), rows)]
     return "\n".join(parts)
 
 

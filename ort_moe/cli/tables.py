@@ -71,6 +71,8 @@ def _print_op(op: Op) -> None:
         for tensor in tensors:
             listing.add_row(*_tensor_row(tensor))
         show(listing)
+    if not op.attributes:
+        return
     listing = table(
         *("name", "type", "neutral", "values", ""),
         prose=("values", ""),

@@ -74,7 +74,7 @@ def test_ops(ort_moe: Command) -> None:
         assert op.name in listing
         page = ort_moe("ops", op.name).out
         assert all(attribute.name in page for attribute in op.attributes)
-        assert "(..., E)" in page  # and no markup has eaten a shape
+        assert all(t.shape in page for t in op.outputs)  # no markup has eaten a shape
 
 
 def test_rules(ort_moe: Command) -> None:
