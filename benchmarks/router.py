@@ -2,10 +2,13 @@
 
     python -m benchmarks.router [--json OUT] [--tokens 1 64] [--only 512/10] [--without-ort]
 
+Shapes with maps build the routing maps too; for those the peers' times are of their router and their map builder.
+
 Three times per shape, each in us per router:
 - ours: the launcher in a CUDA graph of many launches, replayed from a cold cache, every launch on its own buffers;
 - ours in ORT, and unfused ORT: sessions with CUDA graphs whose model holds many independent routers on their own
   buffers; host time of a run divided by the routers, so a run's own overhead of some 15 us is spread over them;
+  (not timed with maps, which standard nodes have no use for);
 - peer: the best of vLLM, SGLang's CUDA kernel and SGLang's Triton kernel with PDL, as recorded once on an H200 in
   graphs from a cold cache; not run here.
 """
@@ -26,8 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import timing
 from ort_moe import kernels
-from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION, AttributeValue
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.reference.fused_router import fused_router
+from ort_moe.reference.routing_maps import routing_maps
 from ort_moe.router_config import RouterConfig
 
 TOKENS = (1, 4, 64, 1024, 8192)
@@ -59,6 +63,7 @@ class Shape:
     dtype: str
     attributes: dict[str, AttributeValue] = field(default_factory=lambda: SOFTMAX)
     peer: dict[int, tuple[float, str]] = field(default_factory=dict)
+    maps: bool = False
 
     @property
     def grouped(self) -> bool:
@@ -66,13 +71,16 @@ class Shape:
 
     @property
     def name(self) -> str:
-        return f"{self.experts}/{self.k} {self.dtype}{' grouped sigmoid + bias' if self.grouped else ''}"
+        grouped, maps = " grouped sigmoid + bias" if self.grouped else "", " + maps" if self.maps else ""
+        return f"{self.experts}/{self.k} {self.dtype}{grouped}{maps}"
 
     def bytes_moved(self, tokens: int) -> int:
-        return tokens * (self.experts * TORCH_TYPES[self.dtype].itemsize + self.k * 8)
+        of_maps = tokens * self.k * 12 + (self.experts + 1) * 8 if self.maps else 0
+        return tokens * (self.experts * TORCH_TYPES[self.dtype].itemsize + self.k * 8) + of_maps
 
 
 TRITON, SGLANG, VLLM = "SGLang Triton + PDL", "SGLang CUDA", "vLLM"
+PAIR = "best top-k + best map builder"
 SHAPES = (
     Shape(8, 2, "bfloat16", peer={1: (1.17, TRITON), 8192: (1.74, SGLANG)}),
     Shape(64, 6, "bfloat16", peer={1: (1.90, TRITON), 8192: (3.80, TRITON)}),
@@ -81,6 +89,10 @@ SHAPES = (
     Shape(512, 10, "bfloat16", peer={1: (3.37, TRITON), 8192: (25.2, TRITON)}),
     Shape(512, 10, "float", peer={1: (3.75, TRITON), 8192: (26.1, SGLANG)}),
     Shape(256, 8, "bfloat16", GROUPED, peer={1: (3.26, VLLM), 8192: (18.6, SGLANG)}),
+    Shape(128, 8, "bfloat16", maps=True),
+    Shape(256, 8, "bfloat16", maps=True),
+    Shape(512, 10, "bfloat16", peer={1: (7.1, PAIR), 4: (7.4, PAIR), 64: (8.3, PAIR)}, maps=True),
+    Shape(256, 8, "bfloat16", GROUPED, maps=True),
 )
 
 
@@ -96,6 +108,12 @@ class Buffers:
         self.weights = _spaced(count, tokens * shape.k, torch.float32)
         self.indices = _spaced(count, tokens * shape.k, torch.int32)
         self.bias = torch.randn(shape.experts, device="cuda") * 0.1 if shape.grouped else None
+        rows = tokens * shape.k
+        sizes = (rows, rows, rows, shape.experts + 1)
+        types = [getattr(torch, tensor.types[0]) for tensor in ROUTING_MAPS]
+        self.maps = [_spaced(count, *map_) for map_ in zip(sizes, types, strict=True)] if shape.maps else []
+        scratch = kernels.router_scratch_bytes(self.config, rows=tokens, experts=shape.experts) if shape.maps else 0
+        self.scratch = torch.empty(max(scratch, 1), dtype=torch.uint8, device="cuda")  # launches follow each other
 
     def launch(self, n: int, stream: int) -> None:
         """Runs our kernel on router n."""
@@ -108,6 +126,8 @@ class Buffers:
             weights=self.weights[n].data_ptr(),
             indices=self.indices[n].data_ptr(),
             selection_bias=None if self.bias is None else self.bias.data_ptr(),
+            maps=kernels.RoutingMaps(*(m[n].data_ptr() for m in self.maps)) if self.maps else None,
+            scratch=self.scratch.data_ptr(),
             stream=stream,
         )
 
@@ -121,6 +141,9 @@ class Buffers:
         got_indices = self.indices[0, : tokens * shape.k].cpu().numpy().reshape(tokens, shape.k)
         if (got_weights != weights).any() or (got_indices != indices).any():
             raise AssertionError(f"{shape.name}, T = {tokens}: the outputs are not the emulation's")
+        for got, expected in zip(self.maps, routing_maps(indices, shape.experts), strict=bool(self.maps)):
+            if (got[0, : len(expected)].cpu().numpy() != expected).any():
+                raise AssertionError(f"{shape.name}, T = {tokens}: the maps are not the reference's")
 
 
 def _spaced(count: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -194,6 +217,19 @@ def _initializers(buffers: Buffers) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _output_types(shape: Shape) -> dict[str, int]:
+    """ONNX element types of a router's outputs by name."""
+    outputs = FUSED_ROUTER.outputs if shape.maps else FUSED_ROUTER.outputs[:2]
+    return {tensor.name: TensorProto.DataType.Value(tensor.types[0].upper()) for tensor in outputs}
+
+
+def _output_shape(buffers: Buffers, name: str) -> tuple[int, ...]:
+    shape, tokens = buffers.shape, buffers.tokens
+    if name in ("weights", "indices"):
+        return tokens, shape.k
+    return (shape.experts + 1 if name == "expert_first_token_offset" else tokens * shape.k,)
+
+
 def _model(buffers: Buffers, *, fused: bool) -> onnx.ModelProto:
     """A model of `buffers.count` independent routers, as our node or as standard nodes."""
     shape, tokens = buffers.shape, buffers.tokens
@@ -202,7 +238,7 @@ def _model(buffers: Buffers, *, fused: bool) -> onnx.ModelProto:
         if fused:
             inputs = [f"logits{n}"] + (["bias"] if shape.grouped else [])
             attributes = FUSED_ROUTER.complete({"k": shape.k, **shape.attributes})
-            outputs = [f"weights{n}", f"indices{n}"]
+            outputs = [f"{name}{n}" for name in _output_types(shape)]
             nodes.append(helper.make_node("FusedRouter", inputs, outputs, domain=DOMAIN, **attributes))
         else:
             text = (_GROUPED_NODES if shape.grouped else _SOFTMAX_NODES).format(n=n)
@@ -217,9 +253,9 @@ def _model(buffers: Buffers, *, fused: bool) -> onnx.ModelProto:
             for n in range(buffers.count)
         ],
         [
-            helper.make_tensor_value_info(f"{name}{n}", kind, (tokens, shape.k))
+            helper.make_tensor_value_info(f"{name}{n}", kind, _output_shape(buffers, name))
             for n in range(buffers.count)
-            for name, kind in (("weights", TensorProto.FLOAT), ("indices", TensorProto.INT32))
+            for name, kind in _output_types(shape).items()
         ],
         [numpy_helper.from_array(t.numpy(), name) for name, t in _initializers(buffers).items() if name in used],
     )
@@ -246,9 +282,9 @@ def _runner(buffers: Buffers, *, fused: bool) -> Callable[[], None]:
     for n in range(buffers.count):
         address = buffers.logits[n].data_ptr()
         binding.bind_input(f"logits{n}", "cuda", 0, logit_type, (tokens, shape.experts), address)
-        for name, kind in (("weights", TensorProto.FLOAT), ("indices", TensorProto.INT32)):
-            address = getattr(buffers, name)[n].data_ptr()
-            binding.bind_output(f"{name}{n}", "cuda", 0, kind, (tokens, shape.k), address)
+        arrays = [buffers.weights, buffers.indices, *buffers.maps]
+        for (name, kind), array in zip(_output_types(shape).items(), arrays, strict=True):
+            binding.bind_output(f"{name}{n}", "cuda", 0, kind, _output_shape(buffers, name), array[n].data_ptr())
     return lambda: session.run_with_iobinding(binding)
 
 
@@ -271,7 +307,7 @@ def measure(shape: Shape, tokens: int, copy_gbps: float, *, with_ort: bool) -> d
         "tokens": tokens,
         "ours_us": round(ours, 3),
         "ours_ort_us": round(ort_time(shape, tokens, fused=True), 2) if with_ort else None,
-        "unfused_ort_us": round(ort_time(shape, tokens, fused=False), 2) if with_ort else None,
+        "unfused_ort_us": round(ort_time(shape, tokens, fused=False), 2) if with_ort and not shape.maps else None,
         "peer_us": peer[0] if peer else None,
         "peer": peer[1] if peer else None,
         "ratio_to_peer": round(ours / peer[0], 2) if peer else None,

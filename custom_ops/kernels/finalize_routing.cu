@@ -58,68 +58,76 @@ struct alignas(sizeof(Bits<T>) * kColumns) Columns {
   __device__ float operator[](int i) const { return Storage<T>::Widen(bits[i]); }
 };
 
-// What a lane knows of one choice of its warp's token.
-struct LaneChoice {
-  int32_t row = -1;  // none
-  int32_t expert = 0;
-  float weight = 0.0f;
+// kBatch choices of a token, known to all lanes.
+template <int kBatch, bool kBias>
+struct Choices {
+  static_assert(kBatch <= kLanes);
+  int32_t row[kBatch];  // negative: none
+  int32_t expert[kBias ? kBatch : 1];
+  float weight[kBatch];
 
-  // Choice `j` of the token, if there is one.
-  __device__ void LookUp(const FinalizeArgs& a, int64_t token, int32_t j) {
-    row = -1;
-    if (j >= a.k) return;
-    row = a.unpermuted_to_permuted[j * a.tokens + token];
-    weight = a.weights[token * a.k + j];
-    if (a.bias != nullptr) expert = a.indices[token * a.k + j];
-    const bool has_expert = a.bias == nullptr || (expert >= 0 && expert < a.experts);
-    if (row >= a.tokens * a.k || !has_expert) row = -1;
+  // Choices first, first + 1, ... of the token, as far as there are any; by whole warps.
+  __device__ __forceinline__ void LookUp(const FinalizeArgs& a, int64_t token, int32_t first) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int32_t j = first + lane;
+    int32_t my_row = -1, my_expert = 0;
+    float my_weight = 0.0f;
+    if (lane < kBatch && j < a.k) {
+      my_row = a.unpermuted_to_permuted[j * a.tokens + token];
+      my_weight = a.weights[token * a.k + j];
+      if (kBias && a.bias != nullptr) my_expert = a.indices[token * a.k + j];
+      const bool has_expert = !kBias || a.bias == nullptr || (my_expert >= 0 && my_expert < a.experts);
+      if (my_row >= a.tokens * a.k || !has_expert) my_row = -1;
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) row[n] = __shfl_sync(kAllLanes, my_row, n);
+    if constexpr (kBias) {
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) expert[n] = __shfl_sync(kAllLanes, my_expert, n);
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) weight[n] = __shfl_sync(kAllLanes, my_weight, n);
   }
 };
 
 // kBatch rows are loaded ahead; without kBias there is none.
 template <typename T, int kColumns, int kBatch, bool kBias>
 __global__ void __launch_bounds__(kMaxThreads) FinalizeRoutingKernel(const __grid_constant__ FinalizeParams p) {
-  static_assert(kBatch <= kLanes);
   using Vector = Columns<T, kColumns>;
   const FinalizeArgs& a = p.args;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kColumns;
   const bool inside = column < a.hidden;
 
-  LaneChoice mine;
+  Choices<kBatch, kBias> choices;
   int64_t token = blockIdx.y;
-  if (p.routing_settled && lane < kBatch) mine.LookUp(a, token, lane);
+  bool looked_up = p.routing_settled;
+  if (looked_up) choices.LookUp(a, token, 0);
   WaitForPrevious();
   AllowNext();
-  bool looked_up = p.routing_settled;
 
   for (; token < a.tokens; token += gridDim.y) {
     float sum[kColumns] = {};
     Vector residual;
     if (a.residual != nullptr && inside) residual = Vector::Load(a.residual, token, a.hidden, column);
     for (int32_t first = 0; first < a.k; first += kBatch) {
-      if (!looked_up && lane < kBatch) mine.LookUp(a, token, first + lane);
+      if (!looked_up) choices.LookUp(a, token, first);
       looked_up = false;
-      const unsigned chosen = __ballot_sync(kAllLanes, lane < kBatch && mine.row >= 0);
       Vector row[kBatch];
       Vector bias[kBias ? kBatch : 1];
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
-        const int32_t number = __shfl_sync(kAllLanes, mine.row, n);
-        const int32_t expert = kBias ? __shfl_sync(kAllLanes, mine.expert, n) : 0;
-        if ((chosen >> n & 1u) == 0u || !inside) continue;
-        row[n] = Vector::Load(a.expert_output, number, a.hidden, column);
-        if (kBias && a.bias != nullptr) bias[n] = Vector::Load(a.bias, expert, a.hidden, column);
+        if (choices.row[n] < 0 || !inside) continue;
+        row[n] = Vector::Load(a.expert_output, choices.row[n], a.hidden, column);
+        if (kBias && a.bias != nullptr) bias[n] = Vector::Load(a.bias, choices.expert[n], a.hidden, column);
       }
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
-        const float weight = __shfl_sync(kAllLanes, mine.weight, n);
-        if ((chosen >> n & 1u) == 0u || !inside) continue;
+        if (choices.row[n] < 0 || !inside) continue;
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
           float value = row[n][i];
           if (kBias && a.bias != nullptr) value = Add(value, bias[n][i]);
-          sum[i] = Fma(weight, value, sum[i]);
+          sum[i] = Fma(choices.weight[n], value, sum[i]);
         }
       }
     }

@@ -15,14 +15,13 @@ from ort_moe import kernels
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.reference.fused_router import fused_router
 from ort_moe.router_config import RouterConfig
+from tests.device_arrays import DeviceArray, poisoned
 from tests.router_cases import DTYPES, TEXTURES, RouterCase, router_cases
 from tests.router_models import case_model, router_session, run_router
 
 pytestmark = pytest.mark.gpu
 
 Routed = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-
-POISON = np.float32(-7.25)
 
 EXPERTS = (1, 3, 8, 33, 60, 64, 100, 128, 160, 256, 384, 512, 1000, 1024, 2048, 4096)
 CHOSEN = (1, 2, 4, 6, 8, 10, 16, 17, 32, 33, 64)
@@ -41,34 +40,25 @@ SCORINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def device_array(values: npt.NDArray[Any]) -> Any:
-    """The array's bits in device memory, as an OrtValue."""
-    import onnxruntime
-
-    bits = np.ascontiguousarray(values).reshape(-1).view(np.dtype(f"u{values.dtype.itemsize}"))
-    return onnxruntime.OrtValue.ortvalue_from_numpy(bits, "cuda", 0)
-
-
 def launch(case: RouterCase) -> Routed:
     """Weights and indices of the CUDA launcher, written over a poison."""
     rows = math.prod(case.shape[:-1])
     shape = (*case.shape[:-1], case.k)
-    outputs = [device_array(np.full(max(rows * case.k, 1), POISON)) for _ in range(2)]
-    vectors = [None if v is None else device_array(v) for v in (case.selection_bias, case.expert_scale)]
-    logits = device_array(case.logits if rows else np.zeros(1, np.float32))
+    weights, indices = poisoned(shape, np.float32), poisoned(shape, np.int32)
+    vectors = [None if v is None else DeviceArray(v) for v in (case.selection_bias, case.expert_scale)]
+    logits = DeviceArray(case.logits)
     kernels.fused_router(
         RouterConfig.from_attributes(case.attributes),
         rows=rows,
         experts=case.experts,
         dtype=case.onnx_type,
-        logits=logits.data_ptr(),
-        weights=outputs[0].data_ptr(),
-        indices=outputs[1].data_ptr(),
-        selection_bias=None if vectors[0] is None else vectors[0].data_ptr(),
-        expert_scale=None if vectors[1] is None else vectors[1].data_ptr(),
+        logits=logits.address,
+        weights=weights.address,
+        indices=indices.address,
+        selection_bias=None if vectors[0] is None else vectors[0].address,
+        expert_scale=None if vectors[1] is None else vectors[1].address,
     )
-    weights, indices = (output.numpy()[: rows * case.k] for output in outputs)
-    return weights.view(np.float32).reshape(shape), indices.view(np.int32).reshape(shape)
+    return weights.read(), indices.read()
 
 
 def assert_same(case: RouterCase, got: Routed, want: Routed) -> None:
@@ -195,18 +185,17 @@ def test_few_of_each_path() -> None:
 def test_unaligned_rows() -> None:
     """Logits that no 16-byte load may touch."""
     case = make_case(64, 3, {"k": 6, "score": "softmax", "normalize": 1}, onnx_type="bfloat16")
-    shifted = device_array(np.concatenate([case.logits.reshape(-1)[:1], case.logits.reshape(-1)]))
-    weights, indices = device_array(np.zeros(18, np.float32)), device_array(np.zeros(18, np.int32))
+    shifted = DeviceArray(np.concatenate([case.logits.reshape(-1)[:1], case.logits.reshape(-1)]))
+    weights, indices = poisoned((3, 6), np.float32), poisoned((3, 6), np.int32)
     kernels.fused_router(
         RouterConfig.from_attributes(case.attributes), rows=3, experts=64, dtype="bfloat16",
-        logits=shifted.data_ptr() + 2, weights=weights.data_ptr(), indices=indices.data_ptr(),
+        logits=shifted.address + 2, weights=weights.address, indices=indices.address,
     )  # fmt: skip
-    got = weights.numpy().view(np.float32).reshape(3, 6), indices.numpy().view(np.int32).reshape(3, 6)
-    assert_same(case, got, case.emulate())
+    assert_same(case, (weights.read(), indices.read()), case.emulate())
 
 
 def test_refuses_what_does_not_fit() -> None:
-    logits = device_array(np.zeros(1 << 16, np.float32)).data_ptr()
+    logits = DeviceArray(np.zeros(1 << 16, np.float32)).address
     buffers = {"logits": logits, "weights": logits, "indices": logits, "dtype": "float", "rows": 1}
     config = RouterConfig.from_attributes({"k": 64, "score": "softmax"})
     with pytest.raises(RuntimeError, match="65536 experts need more shared memory than a block of this device has"):
@@ -248,24 +237,21 @@ def test_session_agrees_with_cpu_and_emulation(case: RouterCase, graph: bool) ->
     """Fixed buffers and new logits at every run, so that a graph's replays are seen to read them."""
     session = cuda_session(case, graph=graph)
     cpu_session = router_session(case_model(case))
-    logits = device_array(case.logits)
+    logits = DeviceArray(case.logits)
     shape = (*case.shape[:-1], case.k)
-    outputs = {name: device_array(np.full(math.prod(shape), POISON)) for name in ("weights", "indices")}
+    outputs = {"weights": poisoned(shape, np.float32), "indices": poisoned(shape, np.int32)}
     binding = session.io_binding()
     tensor_type = onnx.TensorProto.DataType
-    binding.bind_input("logits", "cuda", 0, tensor_type.Value(case.onnx_type.upper()), case.shape, logits.data_ptr())
+    binding.bind_input("logits", "cuda", 0, tensor_type.Value(case.onnx_type.upper()), case.shape, logits.address)
     for name, element_type in (("weights", tensor_type.FLOAT), ("indices", tensor_type.INT32)):
-        binding.bind_output(name, "cuda", 0, element_type, shape, outputs[name].data_ptr())
+        binding.bind_output(name, "cuda", 0, element_type, shape, outputs[name].address)
     for seed, texture in enumerate(("normal", "ties", "nan", "wide")):
         fresh = make_case(
             case.experts, case.shape[0], case.attributes, onnx_type=case.onnx_type, texture=texture, seed=seed
         ).logits
-        logits.update_inplace(fresh.reshape(-1).view(f"u{fresh.dtype.itemsize}"))
+        logits.write(fresh)
         session.run_with_iobinding(binding)
-        got = (
-            outputs["weights"].numpy().view(np.float32).reshape(shape),
-            outputs["indices"].numpy().view(np.int32).reshape(shape),
-        )
+        got = outputs["weights"].read(), outputs["indices"].read()
         assert_same(case, got, fused_router(fresh, case.selection_bias, case.expert_scale, **case.attributes))
         assert_same(case, got, run_router(cpu_session, fresh))
 

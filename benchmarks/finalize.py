@@ -1,0 +1,168 @@
+"""FinalizeRouting against the peers' recorded times and the copy bandwidth.
+
+    python -m benchmarks.finalize [--json OUT] [--tokens 1 64] [--only 2560/10]
+
+Times per launch in a CUDA graph of many, replayed from a cold cache, every launch on its own buffers as far as memory
+goes, in us:
+- ours: the launch as behind any other node: its routing data is read once its predecessor is done;
+- settled: as behind experts that ran on the same routing data, which may then be read while they still run;
+- peer: the best of vLLM and SGLang, as recorded once on an H200 in graphs from a cold cache; not run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import timing
+from ort_moe import kernels
+from ort_moe.reference.finalize_routing import finalize_routing
+
+TOKENS = (1, 4, 64, 256, 1024, 8192)
+EXPERTS = 256
+MAX_LAUNCHES = 500
+MAX_ROW_BYTES = 6 << 30  # of all buffers of a graph
+
+SGLANG, VLLM = "SGLang", "vLLM"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A row of the table in bfloat16: H/K and the best peer's us by tokens."""
+
+    hidden: int
+    k: int
+    peer: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.hidden}/{self.k} bfloat16"
+
+    def bytes_moved(self, tokens: int) -> int:
+        return tokens * ((self.k + 1) * self.hidden * 2 + self.k * 8)
+
+
+def _peers(name: str, *times: float) -> dict[int, tuple[float, str]]:
+    return {tokens: (time, name) for tokens, time in zip(TOKENS, times, strict=True) if not math.isnan(time)}
+
+
+SHAPES = (
+    Shape(2560, 10, _peers(VLLM, 9.45, 9.6, 10.7, 11.9, 18.7, 125)),
+    Shape(4096, 8, _peers(VLLM, 8.13, math.nan, 9.2, 10.8, 20.7, 143)),
+    Shape(5120, 8),
+    Shape(7168, 8, _peers(SGLANG, 6.7, math.nan, 8.1, 11.5, 33.8, 245)),
+)
+
+
+class Buffers:
+    """Rows, routing data and outputs of `count` independent calls."""
+
+    def __init__(self, shape: Shape, tokens: int, count: int) -> None:
+        self.shape, self.tokens, self.count = shape, tokens, count
+        rows = tokens * shape.k
+        self.rows = torch.empty(count, rows, shape.hidden, dtype=torch.bfloat16, device="cuda")
+        for buffer in self.rows:
+            buffer.normal_()
+        self.weights = torch.rand(count, tokens, shape.k, device="cuda")
+        scores = torch.rand(count, tokens, EXPERTS, device="cuda")
+        self.indices = scores.topk(shape.k, dim=-1).indices.to(torch.int32)
+        by_expert = self.indices.reshape(count, rows).argsort(dim=-1, stable=True)
+        permuted = torch.empty_like(by_expert).scatter_(
+            1, by_expert, torch.arange(rows, device="cuda").expand(count, -1)
+        )
+        permuted = permuted.reshape(count, tokens, shape.k).transpose(1, 2).reshape(count, rows)
+        self.permuted = permuted.to(torch.int32).contiguous()
+        self.y = torch.empty(count, tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
+
+    def launch(self, n: int, stream: int, *, settled: bool) -> None:
+        n %= self.count
+        kernels.finalize_routing(
+            tokens=self.tokens,
+            hidden=self.shape.hidden,
+            k=self.shape.k,
+            dtype="bfloat16",
+            expert_output=self.rows[n].data_ptr(),
+            weights=self.weights[n].data_ptr(),
+            indices=self.indices[n].data_ptr(),
+            unpermuted_to_permuted=self.permuted[n].data_ptr(),
+            y=self.y[n].data_ptr(),
+            routing_settled=settled,
+            stream=stream,
+        )
+
+    def check(self) -> None:
+        """Holds call 0's output against the emulation, bit for bit."""
+        import ml_dtypes
+
+        rows = self.rows[0].view(torch.uint16).cpu().numpy().view(ml_dtypes.bfloat16)
+        weights, indices, permuted = (t[0].cpu().numpy() for t in (self.weights, self.indices, self.permuted))
+        got = self.y[0].view(torch.uint16).cpu().numpy().view(ml_dtypes.bfloat16)
+        if (got != finalize_routing(rows, weights, indices, permuted)).any():
+            raise AssertionError(f"{self.shape.name}, T = {self.tokens}: the output is not the emulation's")
+
+
+def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
+    """One row of the results."""
+    fitting = MAX_ROW_BYTES // shape.bytes_moved(tokens)
+    buffers = Buffers(shape, tokens, max(2, min(MAX_LAUNCHES, fitting)))
+    launches = max(16, buffers.count)
+    ours, settled = (
+        timing.graph_time(lambda n, stream, s=s: buffers.launch(n, stream, settled=s), launches=launches)
+        for s in (False, True)
+    )
+    if tokens <= 4:
+        buffers.check()
+    gbps = shape.bytes_moved(tokens) / ours / 1e3
+    peer = shape.peer.get(tokens)
+    return {
+        "shape": shape.name,
+        "tokens": tokens,
+        "ours_us": round(ours, 3),
+        "settled_us": round(settled, 3),
+        "peer_us": peer[0] if peer else None,
+        "peer": peer[1] if peer else None,
+        "ratio_to_peer": round(ours / peer[0], 2) if peer else None,
+        "gbps": round(gbps, 1),
+        "percent_of_copy": round(100 * gbps / copy_gbps, 1),
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    heads = ("shape", "T", "ours", "settled", "peer", "ours/peer", "GB/s", "% of copy")
+    keys = ("shape", "tokens", "ours_us", "settled_us", "peer_us", "ratio_to_peer", "gbps", "percent_of_copy")
+    lines = [heads] + [tuple("-" if row[key] is None else str(row[key]) for key in keys) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join([line[0].ljust(widths[0]), *cells]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--only", help="shapes whose name contains this")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    copy_gbps = timing.copy_bandwidth()
+    rows = [
+        measure(shape, tokens, copy_gbps)
+        for shape in SHAPES
+        if args.only is None or args.only in shape.name
+        for tokens in args.tokens
+    ]
+    environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    print_table(rows)
+    if args.json:
+        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
