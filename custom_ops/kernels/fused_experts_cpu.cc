@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kTileRows = 32;                  // of a layer, a task
 constexpr int64_t kSliceBytes = int64_t{1} << 27;  // between the layers
-constexpr int64_t kRows = ExpertLayerCpu::kRows;
+constexpr int64_t kRows = kRowsTogether;
 
 float Round(DType dtype, float x) {
   WithType(dtype, [&](auto type) { x = decltype(type)::Load(decltype(type)::Store(x)); });
