@@ -104,14 +104,13 @@ using OwnedOp = std::unique_ptr<OrtCustomOp, void (*)(OrtCustomOp*)>;
 // An op in the library's list.
 struct OpEntry {
   const OpSpec& (*spec)();
-  std::vector<Device> devices;
   // What ORT is to register for a device.
   std::vector<OwnedOp> (*make)(const OrtApi&, uint32_t version, Device);
 };
 
 template <typename Op>
-OpEntry EntryOf(const std::vector<Device>& devices) {
-  return {Op::Spec, devices, [](const OrtApi& api, uint32_t version, Device device) {
+OpEntry EntryOf() {
+  return {Op::Spec, [](const OrtApi& api, uint32_t version, Device device) {
             const OpSpec& spec = Op::Spec();
             const bool follows = std::any_of(spec.outputs.begin(), spec.outputs.end(),
                                              [](const TensorSpec& output) { return output.types.size() > 1; });

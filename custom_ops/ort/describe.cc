@@ -42,15 +42,15 @@ std::string DescribeAttribute(const AttributeSpec& attribute) {
 
 }  // namespace
 
-std::string DescribeOps(const std::vector<DescribedOp>& ops) {
-  const auto describe = [](const DescribedOp& op) {
-    return "{\"name\": " + Json(op.spec.name) + ", \"inputs\": " + List(op.spec.inputs, DescribeTensor) +
-           ", \"outputs\": " + List(op.spec.outputs, DescribeTensor) +
-           ", \"attributes\": " + List(op.spec.attributes, DescribeAttribute) + ", \"providers\": " +
-           List(op.devices, [](Device device) { return Json(std::string(ExecutionProvider(device))); }) + "}";
+std::string DescribeOps(const std::vector<const OpSpec*>& specs, const std::vector<Device>& devices) {
+  const auto describe = [&](const OpSpec* spec) {
+    return "{\"name\": " + Json(spec->name) + ", \"inputs\": " + List(spec->inputs, DescribeTensor) +
+           ", \"outputs\": " + List(spec->outputs, DescribeTensor) +
+           ", \"attributes\": " + List(spec->attributes, DescribeAttribute) + ", \"providers\": " +
+           List(devices, [](Device device) { return Json(std::string(ExecutionProvider(device))); }) + "}";
   };
   return "{\"domain\": " + Json(std::string(kDomain)) + ", \"version\": " + std::to_string(kDomainVersion) +
-         ", \"ops\": " + List(ops, describe) + "}";
+         ", \"ops\": " + List(specs, describe) + "}";
 }
 
 }  // namespace ort_moe

@@ -11,12 +11,6 @@ namespace ort_moe {
 inline constexpr const char* kDomain = "ort_moe";
 inline constexpr int kDomainVersion = 1;
 
-// An op and where it runs.
-struct DescribedOp {
-  const OpSpec& spec;
-  const std::vector<Device>& devices;
-};
-
-std::string DescribeOps(const std::vector<DescribedOp>& ops);
+std::string DescribeOps(const std::vector<const OpSpec*>& specs, const std::vector<Device>& devices);
 
 }  // namespace ort_moe

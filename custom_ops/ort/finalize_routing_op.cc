@@ -114,7 +114,7 @@ void FinalizeRoutingOp::Compute(Context& context) const {
   shape.back() = args.hidden;
   args.y = context.Output(0, shape);
 
-#if defined(ORT_MOE_CUDA_FINALIZE_ROUTING)
+#if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
     // Who wrote the routing data is not known here: it is read behind the wait.
     return CheckLaunch(LaunchFinalizeRouting(args, false, static_cast<cudaStream_t>(context.CudaStream())));

@@ -11,12 +11,6 @@ namespace ort_moe {
 
 class FinalizeRoutingOp {
  public:
-#if defined(ORT_MOE_CUDA_FINALIZE_ROUTING)
-  static constexpr bool kHasCuda = true;
-#else
-  static constexpr bool kHasCuda = false;
-#endif
-
   static const OpSpec& Spec();
   static void InferShapes(ShapeInference& node);
 

@@ -108,7 +108,7 @@ void FusedExpertsOp::Compute(Context& context) const {
   args.experts = sizes.experts;
   args.k = sizes.k;
 
-#if defined(ORT_MOE_CUDA_FUSED_EXPERTS)
+#if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
     const Scratch scratch = scratch_->Take(context, ExpertsScratchBytes(config_, args));
     args.scratch = scratch.data();

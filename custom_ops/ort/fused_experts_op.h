@@ -14,12 +14,6 @@ namespace ort_moe {
 
 class FusedExpertsOp {
  public:
-#if defined(ORT_MOE_CUDA_FUSED_EXPERTS)
-  static constexpr bool kHasCuda = true;
-#else
-  static constexpr bool kHasCuda = false;
-#endif
-
   static const OpSpec& Spec();
   static void InferShapes(ShapeInference& node);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ort/cuda_status.h"
 #include "ort/routing_maps_spec.h"
 #include "ort/status.h"
 
@@ -139,23 +140,16 @@ void FusedRouterOp::Compute(Context& context) const {
 
 #if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
-#if defined(ORT_MOE_CUDA_ROUTING_MAPS)
     const Scratch scratch =
         scratch_ ? scratch_->Take(context, RouterScratchBytes(config_, args)) : Scratch(nullptr, nullptr);
     args.scratch = scratch.data();
-#else
-    if (has_maps_) throw Error("the routing maps are not there on CUDA yet", ORT_NOT_IMPLEMENTED);
-#endif
     const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
     if (status == cudaErrorInvalidValue) {
       throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " +
                       std::to_string(config_.k) + " a row does not fit into this GPU's shared memory",
                   ORT_EP_FAIL);
     }
-    if (status != cudaSuccess) {
-      throw Error(std::string("the CUDA kernel was not launched: ") + cudaGetErrorString(status), ORT_EP_FAIL);
-    }
-    return;
+    return CheckLaunch(status);
   }
 #endif
   const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);

@@ -23,20 +23,23 @@
 namespace ort_moe {
 namespace {
 
-#if defined(ORT_MOE_WITH_CUDA)
-const std::vector<Device> kCpuAndCuda = {Device::kCpu, Device::kCuda};
-#else
-const std::vector<Device> kCpuAndCuda = {Device::kCpu};
-#endif
-
 // Every op. The one line to add for a new one.
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
-      EntryOf<FusedRouterOp>(kCpuAndCuda),
-      EntryOf<FinalizeRoutingOp>(FinalizeRoutingOp::kHasCuda ? kCpuAndCuda : std::vector<Device>{Device::kCpu}),
-      EntryOf<FusedExpertsOp>(FusedExpertsOp::kHasCuda ? kCpuAndCuda : std::vector<Device>{Device::kCpu}),
+      EntryOf<FusedRouterOp>(),
+      EntryOf<FinalizeRoutingOp>(),
+      EntryOf<FusedExpertsOp>(),
   };
   return ops;
+}
+
+const std::vector<Device>& Devices() {
+#if defined(ORT_MOE_WITH_CUDA)
+  static const std::vector<Device> devices = {Device::kCpu, Device::kCuda};
+#else
+  static const std::vector<Device> devices = {Device::kCpu};
+#endif
+  return devices;
 }
 
 // The oldest C API that has all we call (scratch and threads of a kernel's context).
@@ -75,7 +78,7 @@ class Domain {
   explicit Domain(const Runtime& runtime) {
     Check(*runtime.api, runtime.api->CreateCustomOpDomain(kDomain, &domain_));
     for (const OpEntry& entry : Ops()) {
-      for (const Device device : entry.devices) {
+      for (const Device device : Devices()) {
         for (OwnedOp& op : entry.make(*runtime.api, runtime.version, device)) {
           Check(*runtime.api, runtime.api->CustomOpDomain_Add(domain_, op.get()));
           ops_.push_back(std::move(op));
@@ -128,9 +131,9 @@ ORT_MOE_EXPORT const char* ort_moe_describe_ops() {
   using namespace ort_moe;
   try {
     static const std::string text = [] {
-      std::vector<DescribedOp> described;
-      for (const OpEntry& entry : Ops()) described.push_back({entry.spec(), entry.devices});
-      return DescribeOps(described);
+      std::vector<const OpSpec*> specs;
+      for (const OpEntry& entry : Ops()) specs.push_back(&entry.spec());
+      return DescribeOps(specs, Devices());
     }();
     return text.c_str();
   } catch (...) {
