@@ -1,8 +1,8 @@
 """FusedRouter against the same router as standard nodes in ONNX Runtime, and against the peers' recorded times.
 
-    python -m benchmarks.router [--json OUT] [--tokens 1 64] [--only 512/10] [--without-ort]
+    python -m benchmarks.router [--json OUT] [--tokens 1 64] [--only 512/10] [--maps] [--without-ort]
 
-Shapes with maps build the routing maps too; for those the peers' times are of their router and their map builder.
+With --maps the routers build the routing maps too, and the peers' times are those of their router and map builder.
 
 Three times per shape, each in us per router:
 - ours: the launcher in a CUDA graph of many launches, replayed from a cold cache, every launch on its own buffers;
@@ -333,6 +333,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--only", help="shapes whose name contains this")
+    parser.add_argument("--maps", action="store_true", help="time routers that build the routing maps, not the others")
     parser.add_argument("--without-ort", action="store_true", help="time our launcher alone")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -340,7 +341,7 @@ def main() -> None:
     rows = [
         measure(shape, tokens, copy_gbps, with_ort=not args.without_ort)
         for shape in SHAPES
-        if args.only is None or args.only in shape.name
+        if shape.maps == args.maps and (args.only is None or args.only in shape.name)
         for tokens in args.tokens
     ]
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}

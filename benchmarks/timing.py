@@ -20,7 +20,13 @@ COPY_BYTES = 2 << 30
 """Size of the copy whose bandwidth is the ceiling of memory-bound kernels."""
 
 
-def graph_time(launch: Callable[[int, int], None], *, launches: int, repeats: int = 15) -> float:
+def graph_time(
+    launch: Callable[[int, int], None],
+    *,
+    launches: int,
+    repeats: int = 15,
+    prepare: Callable[[int], None] = lambda _: None,
+) -> float:
     """Median time of one launch in a CUDA graph of many, in us; includes the graph's gap between launches.
 
     Args:
@@ -28,6 +34,7 @@ def graph_time(launch: Callable[[int, int], None], *, launches: int, repeats: in
             each launch finds its data in memory rather than in the cache.
         launches: Nodes of the graph.
         repeats: Replays; the cache is flushed before each, outside of the time.
+        prepare: Called before each replay with its number, outside of the time.
     """
     stream = torch.cuda.Stream()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -42,6 +49,7 @@ def graph_time(launch: Callable[[int, int], None], *, launches: int, repeats: in
     with torch.cuda.stream(stream):
         graph.replay()
         for repeat in range(repeats):
+            prepare(repeat)
             flush.fill_(repeat)
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record(stream)
@@ -52,12 +60,16 @@ def graph_time(launch: Callable[[int, int], None], *, launches: int, repeats: in
     return statistics.median(times)
 
 
-def session_time(run: Callable[[], None], *, nodes: int, repeats: int = 25) -> float:
+def session_time(
+    run: Callable[[], None], *, nodes: int, repeats: int = 25, prepare: Callable[[int], None] = lambda _: None
+) -> float:
     """Median host time of a synchronous run divided by its nodes, in us: run overhead counts, so give it many nodes."""
     for _ in range(3):
         run()
     times = []
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        prepare(repeat)
+        torch.cuda.synchronize()
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e6 / nodes)

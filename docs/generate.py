@@ -55,6 +55,23 @@ CUDA kernel and SGLang's Triton kernel with PDL as recorded once on an H200 in t
 ours. The last column is what the kernel reads and writes, as a share of the bandwidth of a large copy in the same run.
 """
 
+_MAPS_HEADER = """\
+
+## FusedRouter with routing maps
+
+`python -m benchmarks.router --maps`; the peer is the best router and the best builder of maps, one after the other.
+Up to 1024 choices the maps come from the router's own launch; `ORT_MOE_FUSED_ROUTE=0` takes a launch of their own, as
+more choices do, and `ORT_MOE_PDL=0` keeps every kernel's start behind its predecessor's end. Neither changes a result.
+"""
+
+_FINALIZE_HEADER = """\
+
+## FinalizeRouting
+
+`python -m benchmarks.finalize`; H/K and the rows' type. "Settled": behind a kernel that ran on the same routing data,
+which may then be read ahead. The peer is the best of vLLM and SGLang, recorded and not run as above.
+"""
+
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -137,20 +154,34 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 def performance() -> str:
     """The recorded benchmark results, in Markdown."""
-    record = json.loads((_RESULTS / "router.json").read_text(encoding="utf-8"))
+    router = ("router", "tokens", "ours", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
+    finalize = ("rows", "tokens", "ours", "settled", "peer", "", "% of copy")
+    return "\n".join(
+        [
+            _PERFORMANCE_HEADER,
+            _recorded("router", router, ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")),
+            _MAPS_HEADER,
+            _recorded("router_maps", router, ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")),
+            _FINALIZE_HEADER,
+            _recorded("finalize", finalize, ("ours_us", "settled_us", "peer_us")),
+        ]
+    )
+
+
+def _recorded(name: str, head: tuple[str, ...], times: tuple[str, ...]) -> str:
+    """What one benchmark recorded: its machine, and its times in us by shape."""
+    record = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     on = record["environment"]
     machine = (
         f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']}, ONNX Runtime {on['onnxruntime']}, SM clock"
         f" {on['sm_mhz']} MHz, copy bandwidth {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
     )
-    head = ("router", "tokens", "ours", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
-    return "\n".join([_PERFORMANCE_HEADER, machine, _table(head, map(_router_row, record["rows"]))])
 
+    def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+        us = ("" if row[name] is None else f"{row[name]:.2f}" for name in times)
+        return row["shape"], str(row["tokens"]), *us, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
 
-def _router_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    times = [f"{row[name]:.2f}" for name in ("ours_us", "ours_ort_us", "unfused_ort_us")]
-    peer = "" if row["peer_us"] is None else f"{row['peer_us']:.2f}"
-    return row["shape"], str(row["tokens"]), *times, peer, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
+    return "\n".join([machine, _table(head, map(cells, record["rows"]))])
 
 
 def reason_codes() -> str:

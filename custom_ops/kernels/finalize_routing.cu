@@ -22,8 +22,14 @@ namespace {
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxThreads = 128;
-constexpr int64_t kFewWarps = 512;       // up to here every warp is a block
+constexpr int64_t kFewWarps = 512;         // up to here every warp is a block
+constexpr int64_t kManyThreads = 1 << 19;  // of a grid: beyond, a block takes several tokens
+constexpr int64_t kMaxTokensPerBlock = 4;
 constexpr int64_t kMaxGridRows = 65535;  // the device's
+
+__device__ __forceinline__ void PrefetchIntoL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
 struct FinalizeParams {
   FinalizeArgs args;
@@ -35,8 +41,12 @@ template <typename T, int kColumns>
 struct alignas(sizeof(Bits<T>) * kColumns) Columns {
   Bits<T> bits[kColumns];
 
+  static __device__ const Bits<T>* At(const void* rows, int64_t row, int64_t hidden, int64_t column) {
+    return static_cast<const Bits<T>*>(rows) + row * hidden + column;
+  }
+
   static __device__ Columns Load(const void* rows, int64_t row, int64_t hidden, int64_t column) {
-    const Bits<T>* address = static_cast<const Bits<T>*>(rows) + row * hidden + column;
+    const Bits<T>* address = At(rows, row, hidden, column);
     union {
       Columns columns;
       uint4 vector;
@@ -58,35 +68,31 @@ struct alignas(sizeof(Bits<T>) * kColumns) Columns {
   __device__ float operator[](int i) const { return Storage<T>::Widen(bits[i]); }
 };
 
-// kBatch choices of a token, known to all lanes.
-template <int kBatch, bool kBias>
-struct Choices {
-  static_assert(kBatch <= kLanes);
-  int32_t row[kBatch];  // negative: none
-  int32_t expert[kBias ? kBatch : 1];
-  float weight[kBatch];
+// What a lane knows of its warp's token: one choice of it.
+struct LaneChoice {
+  int32_t row = -1;  // negative: none
+  int32_t expert = 0;
+  float weight = 0.0f;
 
-  // Choices first, first + 1, ... of the token, as far as there are any; by whole warps.
-  __device__ __forceinline__ void LookUp(const FinalizeArgs& a, int64_t token, int32_t first) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const int32_t j = first + lane;
-    int32_t my_row = -1, my_expert = 0;
-    float my_weight = 0.0f;
-    if (lane < kBatch && j < a.k) {
-      my_row = a.unpermuted_to_permuted[j * a.tokens + token];
-      my_weight = a.weights[token * a.k + j];
-      if (kBias && a.bias != nullptr) my_expert = a.indices[token * a.k + j];
-      const bool has_expert = !kBias || a.bias == nullptr || (my_expert >= 0 && my_expert < a.experts);
-      if (my_row >= a.tokens * a.k || !has_expert) my_row = -1;
-    }
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) row[n] = __shfl_sync(kAllLanes, my_row, n);
-    if constexpr (kBias) {
-#pragma unroll
-      for (int n = 0; n < kBatch; ++n) expert[n] = __shfl_sync(kAllLanes, my_expert, n);
-    }
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) weight[n] = __shfl_sync(kAllLanes, my_weight, n);
+  // Choice `j` of the token, if there are both.
+  __device__ __forceinline__ void LookUp(const FinalizeArgs& a, int64_t token, int32_t j) {
+    row = -1;
+    if (j >= a.k || token >= a.tokens) return;
+    row = a.unpermuted_to_permuted[j * a.tokens + token];
+    weight = a.weights[token * a.k + j];
+    if (a.bias != nullptr) expert = a.indices[token * a.k + j];
+  }
+
+  __device__ __forceinline__ bool Contributes(const FinalizeArgs& a) const {
+    return row >= 0 && row < a.tokens * a.k && (a.bias == nullptr || (expert >= 0 && expert < a.experts));
+  }
+
+  // Brings what LookUp will read into the second-level cache. Nothing is read: whoever still writes it is not missed.
+  static __device__ __forceinline__ void Prefetch(const FinalizeArgs& a, int64_t token, int32_t j) {
+    if (j >= a.k) return;
+    PrefetchIntoL2(a.unpermuted_to_permuted + j * a.tokens + token);
+    PrefetchIntoL2(a.weights + token * a.k + j);
+    if (a.bias != nullptr) PrefetchIntoL2(a.indices + token * a.k + j);
   }
 };
 
@@ -98,36 +104,56 @@ __global__ void __launch_bounds__(kMaxThreads) FinalizeRoutingKernel(const __gri
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kColumns;
   const bool inside = column < a.hidden;
 
-  Choices<kBatch, kBias> choices;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int32_t choice = lane < kBatch ? lane : a.k;  // of a batch; a.k: none
+
+  LaneChoice next;
   int64_t token = blockIdx.y;
-  bool looked_up = p.routing_settled;
-  if (looked_up) choices.LookUp(a, token, 0);
+  if (p.routing_settled) {
+    next.LookUp(a, token, choice);
+  } else if (blockIdx.x == 0 && threadIdx.x < kLanes) {
+    LaneChoice::Prefetch(a, token, choice);
+  }
+  if (a.residual != nullptr && inside) PrefetchIntoL2(Vector::At(a.residual, token, a.hidden, column));
   WaitForPrevious();
   AllowNext();
+  if (!p.routing_settled) next.LookUp(a, token, choice);
 
   for (; token < a.tokens; token += gridDim.y) {
     float sum[kColumns] = {};
     Vector residual;
     if (a.residual != nullptr && inside) residual = Vector::Load(a.residual, token, a.hidden, column);
     for (int32_t first = 0; first < a.k; first += kBatch) {
-      if (!looked_up) choices.LookUp(a, token, first);
-      looked_up = false;
+      const LaneChoice mine = next;
+      const unsigned chosen = __ballot_sync(kAllLanes, mine.Contributes(a));
+      int32_t number[kBatch];
+      int32_t expert[kBias ? kBatch : 1];
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        number[n] = __shfl_sync(kAllLanes, mine.row, n);
+        if constexpr (kBias) expert[n] = __shfl_sync(kAllLanes, mine.expert, n);
+      }
       Vector row[kBatch];
       Vector bias[kBias ? kBatch : 1];
+      if (chosen != 0u) {  // without this branch the compiler lets every load wait for the shuffle before it
 #pragma unroll
-      for (int n = 0; n < kBatch; ++n) {
-        if (choices.row[n] < 0 || !inside) continue;
-        row[n] = Vector::Load(a.expert_output, choices.row[n], a.hidden, column);
-        if (kBias && a.bias != nullptr) bias[n] = Vector::Load(a.bias, choices.expert[n], a.hidden, column);
+        for (int n = 0; n < kBatch; ++n) {
+          if ((chosen >> n & 1u) == 0u || !inside) continue;
+          row[n] = Vector::Load(a.expert_output, number[n], a.hidden, column);
+          if (kBias && a.bias != nullptr) bias[n] = Vector::Load(a.bias, expert[n], a.hidden, column);
+        }
       }
+      const bool last = first + kBatch >= a.k;
+      next.LookUp(a, last ? token + gridDim.y : token, last ? choice : first + kBatch + choice);
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
-        if (choices.row[n] < 0 || !inside) continue;
+        const float weight = __shfl_sync(kAllLanes, mine.weight, n);
+        if ((chosen >> n & 1u) == 0u || !inside) continue;
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
           float value = row[n][i];
           if (kBias && a.bias != nullptr) value = Add(value, bias[n][i]);
-          sum[i] = Fma(choices.weight[n], value, sum[i]);
+          sum[i] = Fma(weight, value, sum[i]);
         }
       }
     }
@@ -156,8 +182,11 @@ template <typename T, int kColumns, int kBatch, bool kBias>
 cudaError_t LaunchBatch(const FinalizeParams& p, cudaStream_t stream) {
   const int64_t vectors = (p.args.hidden + kColumns - 1) / kColumns;
   const int threads = Threads(vectors, p.args.tokens);
-  const dim3 grid(static_cast<unsigned>((vectors + threads - 1) / threads),
-                  static_cast<unsigned>(std::min(p.args.tokens, kMaxGridRows)));
+  const int64_t blocks = (vectors + threads - 1) / threads;
+  const int64_t tokens = p.args.tokens;
+  const int64_t per_block = std::clamp<int64_t>(tokens * blocks * threads / kManyThreads, 1, kMaxTokensPerBlock);
+  const int64_t grid_rows = std::min((tokens + per_block - 1) / per_block, kMaxGridRows);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(grid_rows));
   return Launch<FinalizeRoutingKernel<T, kColumns, kBatch, kBias>>(grid, threads, 0, stream, p);
 }
 

@@ -1,6 +1,7 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     at most 128 slots (tokens * k), if they fit into shared memory: FC1 (fused_experts_grouped.cuh) and FC2 with
+//   few     at most 128 slots (tokens * k), if they fit into shared memory: FC1 (fused_experts_grouped.cuh) and FC2
+//   with
 //           finalize (fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
 //   many    FC1, FC2 (both grouped) and FinalizeRouting, with the maps, which are built first where none are given
 //   plain   float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
@@ -21,8 +22,8 @@
 namespace ort_moe {
 namespace {
 
-constexpr int kAlignment = 32;                 // elements that H and I must divide by for the fast kernels
-constexpr int64_t kPrefetchBytes = 24 << 20;   // of FC2's weights, ahead of its wait: what an L2 holds besides
+constexpr int kAlignment = 32;                // elements that H and I must divide by for the fast kernels
+constexpr int64_t kPrefetchBytes = 24 << 20;  // of FC2's weights, ahead of its wait: what an L2 holds besides
 constexpr int64_t kMaxGridY = 65535;
 constexpr size_t kScratchAlignment = 256;
 
@@ -36,60 +37,85 @@ enum class Path { kFew, kMany, kPlain };
 struct Plan {
   Path path = Path::kPlain;
   int chunk = 1;
-  int fc1_slices = 1, fc2_slices = 1;
+  LayerParams fc1{}, fc2{};  // depth and slices
+  int fc2_warps = 0;
   int64_t activated_stride = 0;  // elements
 };
 
-template <typename Format>
-Plan PlanOf(const ExpertsConfig& config, const ExpertsArgs& args, size_t shared_limit) {
-  constexpr int64_t kFc1Batch = WarpTile<Format, 2>::kBatch, kFc2Batch = WarpTile<Format, 1>::kBatch;
+Plan PlainPlan(const ExpertsArgs& args) {
   Plan plan;
-  const int64_t fc1_steps = CeilDiv(args.hidden, Format::kStep), fc2_steps = CeilDiv(args.inner, Format::kStep);
-  plan.fc1_slices = static_cast<int>(std::clamp<int64_t>(CeilDiv(fc1_steps, kFc1Batch), 1, kMaxGroupedWarps));
-  plan.fc2_slices = static_cast<int>(std::clamp<int64_t>(CeilDiv(fc2_steps, kFc2Batch), 1, kMaxGroupedWarps));
+  plan.fc1.depth = static_cast<int32_t>(args.hidden);
+  plan.fc2.depth = static_cast<int32_t>(args.inner);
+  plan.activated_stride = args.inner;
+  return plan;
+}
+
+// Steps of a slice: `slices` of them at most, each of whole groups unless it is the last.
+template <typename Format>
+void Slice(LayerParams* layer, int64_t depth, int64_t slices) {
+  constexpr int64_t kGroup = WeightRing<Format, kGroupedRing>::kGroupSteps;
+  const int64_t steps = CeilDiv(depth, Format::kStep);
+  const int64_t slice_steps = CeilDiv(CeilDiv(steps, slices), kGroup) * kGroup;
+  layer->depth = static_cast<int32_t>(depth);
+  layer->slice_steps = static_cast<int32_t>(slice_steps);
+  layer->slices = static_cast<int32_t>(CeilDiv(steps, slice_steps));
+}
+
+template <typename Format>
+Plan PlanOf(const ExpertsArgs& args, size_t shared_limit) {
+  constexpr int64_t kFc1Slices = 2;      // more warps would repeat what each does once
+  constexpr int64_t kFc2SliceSteps = 8;  // a unit of FC2, while there are few
+  Plan plan;
+  const int64_t fc2_steps = CeilDiv(args.inner, Format::kStep);
   plan.activated_stride = fc2_steps * Format::kStep;
-  LayerParams fc1{}, fc2{};
-  fc1.depth = static_cast<int32_t>(args.hidden), fc1.slices = plan.fc1_slices;
-  fc2.depth = static_cast<int32_t>(args.inner), fc2.slices = plan.fc2_slices;
-  for (plan.chunk = static_cast<int>(std::clamp<int64_t>(args.tokens, 1, kMaxChunk)); plan.chunk > 0; plan.chunk /= 2) {
-    if (GroupedShared<Format>::Bytes(fc1, plan.chunk) <= shared_limit &&
-        GroupedShared<Format>::Bytes(fc2, plan.chunk) <= shared_limit) {
+  Slice<Format>(&plan.fc1, args.hidden, kFc1Slices);
+  Slice<Format>(&plan.fc2, args.inner, std::clamp<int64_t>(CeilDiv(fc2_steps, kFc2SliceSteps), 1, kMaxSlices));
+  for (plan.chunk = 1; plan.chunk < std::min<int64_t>(args.tokens, kMaxChunk);) plan.chunk *= 2;
+  for (; plan.chunk > 0; plan.chunk /= 2) {
+    if (GroupedSharedBytes<Format>(plan.fc1, plan.chunk) <= shared_limit &&
+        GroupedSharedBytes<Format>(plan.fc2, plan.chunk) <= shared_limit) {
       break;
     }
   }
-  if (plan.chunk == 0) return Plan{Path::kPlain, 1, 1, 1, args.inner};
+  if (plan.chunk == 0) return PlainPlan(args);
   const int64_t slots = args.tokens * args.k;
-  const bool few =
-      slots <= kMaxDirectSlots && Fc2Shared<Format>::Bytes(fc2, static_cast<int>(slots)) <= shared_limit;
-  plan.path = few ? Path::kFew : Path::kMany;
+  plan.path = Path::kMany;
+  if (slots <= kMaxDirectSlots) {
+    const int64_t units = CeilDiv(slots, 2) * plan.fc2.slices;
+    plan.fc2_warps = static_cast<int>(CeilDiv(units, CeilDiv(units, kMaxFc2Warps)));
+    const size_t bytes = Fc2Shared<Format>::Bytes(plan.fc2, static_cast<int>(slots), kFc2Chunk, plan.fc2_warps);
+    if (bytes <= shared_limit) plan.path = Path::kFew;
+  }
   return plan;
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
-  Plan plain{Path::kPlain, 1, 1, 1, args.inner};
-  if (args.dtype == DType::kFloat32 || args.hidden % kAlignment != 0 || args.inner % kAlignment != 0) return plain;
+  if (args.dtype == DType::kFloat32 || args.hidden % kAlignment != 0 || args.inner % kAlignment != 0) {
+    return PlainPlan(args);
+  }
   int device = 0, shared_limit = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
-    return plain;
+    return PlainPlan(args);
   }
   return config.weight_format == WeightFormat::kNvfp4
-             ? PlanOf<Nvfp4Format<__half>>(config, args, static_cast<size_t>(shared_limit))
-             : PlanOf<DenseFormat<__half>>(config, args, static_cast<size_t>(shared_limit));
+             ? PlanOf<Nvfp4Format<__half>>(args, static_cast<size_t>(shared_limit))
+             : PlanOf<DenseFormat<__half>>(args, static_cast<size_t>(shared_limit));
 }
 
 // Parts of the scratch, in order.
 struct Scratch {
-  size_t activated, output, maps[4], maps_scratch, end;
+  size_t activated, output, ones, maps[4], maps_scratch, end;
 };
 
-Scratch LayOut(const ExpertsArgs& args, const Plan& plan) {
+Scratch LayOut(const ExpertsConfig& config, const ExpertsArgs& args, const Plan& plan) {
   const size_t slots = static_cast<size_t>(args.tokens * args.k), element = SizeOf(args.dtype);
   const bool many = plan.path == Path::kMany;
   const bool builds = many && !args.maps;
   Scratch s{};
   s.output = s.activated + Aligned(slots * plan.activated_stride * element);
-  s.maps[0] = s.output + (many ? Aligned(slots * args.hidden * element) : 0);
+  s.ones = s.output + (many ? Aligned(slots * args.hidden * element) : 0);
+  s.maps[0] = s.ones + (many && config.weight_on == WeightOn::kInput ? Aligned(slots * sizeof(float)) : 0);
   s.maps[1] = s.maps[0] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
   s.maps[2] = s.maps[1] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
   s.maps[3] = s.maps[2] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
@@ -98,15 +124,12 @@ Scratch LayOut(const ExpertsArgs& args, const Plan& plan) {
   return s;
 }
 
-LayerParams MakeLayer(const ExpertLayer& layer, int64_t rows, int64_t depth, int slices) {
-  LayerParams p{};
+LayerParams MakeLayer(LayerParams p, const ExpertLayer& layer, int64_t rows) {
   p.weights = static_cast<const uint8_t*>(layer.weights);
   p.scales = static_cast<const uint8_t*>(layer.scales);
   p.global_scale = layer.global_scale;
   p.bias = layer.bias;
   p.rows = static_cast<int32_t>(rows);
-  p.depth = static_cast<int32_t>(depth);
-  p.slices = slices;
   return p;
 }
 
@@ -116,14 +139,17 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.mix = args.weights;
   p.indices = args.indices;
   p.maps = args.maps;
-  p.fc1 = MakeLayer(args.fc1, config.fc1_rows(args.inner), args.hidden, plan.fc1_slices);
-  p.fc2 = MakeLayer(args.fc2, args.hidden, args.inner, plan.fc2_slices);
+  p.fc1 = MakeLayer(plan.fc1, args.fc1, config.fc1_rows(args.inner));
+  p.fc2 = MakeLayer(plan.fc2, args.fc2, args.hidden);
   p.residual = args.residual;
   p.y = args.y;
-  const Scratch scratch = LayOut(args, plan);
+  const Scratch scratch = LayOut(config, args, plan);
   char* const base = static_cast<char*>(args.scratch);
   p.activated = base + scratch.activated;
   p.output = base + scratch.output;
+  if (plan.path == Path::kMany && config.weight_on == WeightOn::kInput) {
+    p.ones = reinterpret_cast<float*>(base + scratch.ones);
+  }
   if (plan.path == Path::kMany && !args.maps) {
     p.maps.permuted_to_unpermuted = reinterpret_cast<int32_t*>(base + scratch.maps[0]);
     p.maps.unpermuted_to_permuted = reinterpret_cast<int32_t*>(base + scratch.maps[1]);
@@ -150,30 +176,28 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
 template <typename Format, bool kFirst, bool kMaps>
 cudaError_t LaunchGrouped(const ExpertsParams& p, cudaStream_t stream) {
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
-  const int64_t tiles = kFirst && p.gated ? layer.rows / (2 * kTileRows) : CeilDiv(layer.rows, 2 * kTileRows);
-  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(kMaps && p.by_expert ? p.experts : p.slots));
-  const size_t shared_bytes = GroupedShared<Format>::Bytes(layer, p.chunk);
-  const Switch overlap = kFirst ? Switch::kFc1Pdl : Switch::kPdl;
-  return LaunchClusters<GroupedKernel<Format, kFirst, kMaps>>(overlap, 1, grid, dim3(layer.slices * kLanes), shared_bytes,
-                                                              stream, p);
+  const int columns = kSets * (kFirst && p.gated ? kTileRows : kSetRows);  // of a block's results
+  const int tiles = (kFirst && p.gated ? layer.rows / 2 : layer.rows) / columns;
+  const dim3 grid(tiles, kMaps && p.by_expert ? p.experts : p.slots);
+  return LaunchClusters<GroupedKernel<Format, kFirst, kMaps>>(kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1, grid,
+                                                              kSets * layer.slices * kLanes,
+                                                              GroupedSharedBytes<Format>(layer, p.chunk), stream, p);
 }
 
 template <typename Format>
-cudaError_t LaunchFew(ExpertsParams p, cudaStream_t stream) {
+cudaError_t LaunchFew(int fc2_warps, ExpertsParams p, cudaStream_t stream) {
   if (cudaError_t error = LaunchGrouped<Format, true, false>(p, stream); error != cudaSuccess) return error;
+  p.chunk = std::min(p.chunk, kFc2Chunk);
   p.prefetched_items = static_cast<int32_t>(kPrefetchBytes / (p.fc2.rows * Format::RowBytes(p.fc2.depth)));
-  const int64_t units = int64_t{p.slots} * p.fc2.slices;
-  const int64_t warps = CeilDiv(units, CeilDiv(units, kMaxFc2Warps));
-  return Launch<Fc2FinalizeKernel<Format>>(dim3(p.fc2.rows / kTileRows), dim3(static_cast<unsigned>(warps * kLanes)),
-                                           Fc2Shared<Format>::Bytes(p.fc2, p.slots), stream, p);
+  return Launch<Fc2FinalizeKernel<Format>>(p.fc2.rows / kTileRows, fc2_warps * kLanes,
+                                           Fc2Shared<Format>::Bytes(p.fc2, p.slots, kFc2Chunk, fc2_warps), stream, p);
 }
 
 template <typename Format>
-cudaError_t LaunchMany(const ExpertsArgs& args, const Plan& plan, const ExpertsParams& p, cudaStream_t stream) {
+cudaError_t LaunchMany(const ExpertsArgs& args, size_t maps_scratch, const ExpertsParams& p, cudaStream_t stream) {
   if (!args.maps) {
-    void* const scratch = static_cast<char*>(args.scratch) + LayOut(args, plan).maps_scratch;
-    if (cudaError_t error =
-            LaunchRoutingMaps(args.indices, args.tokens, args.k, args.experts, p.maps, scratch, stream);
+    void* const scratch = static_cast<char*>(args.scratch) + maps_scratch;
+    if (cudaError_t error = LaunchRoutingMaps(args.indices, args.tokens, args.k, args.experts, p.maps, scratch, stream);
         error != cudaSuccess) {
       return error;
     }
@@ -182,7 +206,7 @@ cudaError_t LaunchMany(const ExpertsArgs& args, const Plan& plan, const ExpertsP
   if (cudaError_t error = LaunchGrouped<Format, false, true>(p, stream); error != cudaSuccess) return error;
   FinalizeArgs finalize{};
   finalize.expert_output = p.output;
-  finalize.weights = args.weights;
+  finalize.weights = p.ones == nullptr ? args.weights : p.ones;
   finalize.indices = args.indices;
   finalize.unpermuted_to_permuted = p.maps.unpermuted_to_permuted;
   finalize.residual = args.residual;
@@ -212,29 +236,31 @@ cudaError_t LaunchPlain(const ExpertsParams& p, cudaStream_t stream) {
 bool IsAligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % sizeof(uint4) == 0; }
 
 template <typename T, template <typename> class Format>
-cudaError_t LaunchOfFormat(const ExpertsArgs& args, Plan plan, ExpertsParams p, cudaStream_t stream) {
+cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream) {
+  const Plan plan = MakePlan(config, args);
+  const ExpertsParams p = MakeParams(config, args, plan);
   constexpr bool kNvfp4 = Format<__half>::kScaled;
   if constexpr (!std::is_same_v<T, float>) {
     const bool aligned = IsAligned(args.x) && IsAligned(args.fc1.weights) && IsAligned(args.fc1.scales) &&
                          IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales);
-    if (plan.path == Path::kFew && aligned) return LaunchFew<Format<T>>(p, stream);
-    if (plan.path == Path::kMany && aligned) return LaunchMany<Format<T>>(args, plan, p, stream);
+    if (plan.path == Path::kFew && aligned) return LaunchFew<Format<T>>(plan.fc2_warps, p, stream);
+    if (plan.path == Path::kMany && aligned) {
+      return LaunchMany<Format<T>>(args, LayOut(config, args, plan).maps_scratch, p, stream);
+    }
   }
   return LaunchPlain<T, kNvfp4>(p, stream);
 }
 
 template <typename T>
 cudaError_t LaunchOfType(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream) {
-  const Plan plan = MakePlan(config, args);
-  const ExpertsParams p = MakeParams(config, args, plan);
-  return config.weight_format == WeightFormat::kNvfp4 ? LaunchOfFormat<T, Nvfp4Format>(args, plan, p, stream)
-                                                      : LaunchOfFormat<T, DenseFormat>(args, plan, p, stream);
+  return config.weight_format == WeightFormat::kNvfp4 ? LaunchOfFormat<T, Nvfp4Format>(config, args, stream)
+                                                      : LaunchOfFormat<T, DenseFormat>(config, args, stream);
 }
 
 }  // namespace
 
 size_t ExpertsScratchBytes(const ExpertsConfig& config, const ExpertsArgs& args) {
-  return LayOut(args, MakePlan(config, args)).end;
+  return LayOut(config, args, MakePlan(config, args)).end;
 }
 
 cudaError_t LaunchFusedExperts(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // The weight formats of FusedExperts as the tensor core's operand: 16 bytes of one weight row per lane and step.
 //
-// The tensor core multiplies 16 weight rows by up to 8 tokens over 16 elements of the reduction. Which elements share an
-// instruction is free as long as weights and activations agree, so a lane of quad q loads the 16 bytes of a row that
+// The tensor core multiplies 16 weight rows by up to 8 tokens over 16 elements of the reduction. Which elements share
+// an instruction is free as long as weights and activations agree, so a lane of quad q loads the 16 bytes of a row that
 // begin at 64 * step + 16 * q, and activations lie at Position(element): 16 bytes of them serve 8 elements of a lane.
 //
 // nvfp4: a weight is e2m1 times the e4m3 scale of its 16 elements: 2 bits times 4 bits of significand, exact in float16
@@ -18,36 +18,6 @@
 
 namespace ort_moe {
 
-// Streamed: weights are read once a launch.
-__device__ __forceinline__ uint4 LoadWeights(const uint8_t* address) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address));
-  return v;
-}
-
-__device__ __forceinline__ uint2 LoadScales(const uint8_t* address) {
-  uint2 v;
-  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
-  return v;
-}
-
-// Scales of four steps; lane q of a quad arrives with the eight of step q and leaves with its two of every step.
-__device__ __forceinline__ uint2 TransposeScales(uint2 v, int quad_lane) {
-  const bool high = quad_lane & 2, odd = quad_lane & 1;
-  const uint32_t sent = high ? v.x : v.y;
-  const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, 2);
-  // First the words: of steps (q & 1) and (q & 1) + 2, the one of this lane's half.
-  const uint32_t early = high ? got : v.x, late = high ? v.y : got;
-  // Then the halves of the words: this lane keeps its own and sends its neighbour's.
-  const uint32_t neighbours = __byte_perm(early, late, odd ? 0x5410 : 0x7632);
-  const uint32_t mine = __byte_perm(early, late, odd ? 0x7632 : 0x5410);
-  const uint32_t theirs = __shfl_xor_sync(0xffffffffu, neighbours, 1);
-  // mine: steps (q & 1), (q & 1) + 2; theirs: the other two.
-  return make_uint2(__byte_perm(mine, theirs, odd ? 0x1054 : 0x5410), __byte_perm(mine, theirs, odd ? 0x3276 : 0x7632));
-}
-
 template <typename T>
 struct DenseFormat {
   using Element = T;
@@ -56,13 +26,15 @@ struct DenseFormat {
   static constexpr bool kScaled = false;
   static constexpr float kFactor = 1.0f;
 
+  struct Scales {};
+
   static __host__ __device__ __forceinline__ int Position(int element) { return element; }
   static __host__ __device__ __forceinline__ int VectorElement(int position) { return position; }
   static __host__ __device__ __forceinline__ int64_t RowBytes(int depth) { return int64_t{depth} * sizeof(T); }
   static __device__ __forceinline__ uint4 Arrange(uint4 natural) { return natural; }
 
   // The pairs of weights that meet the four pairs of activation vector `vector`.
-  static __device__ __forceinline__ void Pairs(uint4 words, int, uint32_t, uint32_t (&pairs)[4]) {
+  static __device__ __forceinline__ void Pairs(uint4 words, int, Scales, uint32_t (&pairs)[4]) {
     pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
   }
 };
@@ -91,31 +63,43 @@ struct Nvfp4Format {
                       __byte_perm(v.y, v.w, 0x7632));
   }
 
-  // `scales`: the lane's two e4m3 of this step, the first 16 elements' low.
-  static __device__ __forceinline__ void Pairs(uint4 words, int vector, uint32_t scales, uint32_t (&pairs)[4]) {
-    const uint32_t w = vector == 0 ? words.x : vector == 1 ? words.y : vector == 2 ? words.z : words.w;
-    const __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(scales), __NV_E4M3);
+  // A lane's two scales of a step, each twice.
+  using Pair = typename HalfTraits<T>::Pair;
+  struct Scales {
+    Pair low, high;
+  };
+  static __device__ __forceinline__ Scales ScalesOf(uint16_t both) {
+    const __half2_raw wide = __nv_cvt_fp8x2_to_halfraw2(both, __NV_E4M3);
     if constexpr (kHalf) {
-      const __half2 scale = vector < 2 ? __low2half2(both) : __high2half2(both);
-      // Bytes of a half's upper part: nibbles 0, 2, 4, 6 and 1, 3, 5, 7.
-      const uint32_t even = ((w << 4) & 0x80808080u) | ((w << 1) & 0x0e0e0e0eu);
-      const uint32_t odd = (w & 0x80808080u) | ((w >> 3) & 0x0e0e0e0eu);
-      const uint32_t raw[4] = {__byte_perm(even, 0, 0x2404), __byte_perm(odd, 0, 0x2404), even & 0xff00ff00u,
-                               odd & 0xff00ff00u};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = BitCast<uint32_t>(__hmul2(BitCast<__half2>(raw[i]), scale));
+      return {__low2half2(wide), __high2half2(wide)};
     } else {
       // 2^118 instead of the whole 2^126, which would overflow at scale 4; kFactor makes up for it.
       constexpr float kLift = 0x1p118f;
-      const float2 wide = __half22float2(both);
-      const __nv_bfloat162 scale = __float2bfloat162_rn(__fmul_rn(vector < 2 ? wide.x : wide.y, kLift));
-      const uint32_t raw[4] = {((w << 12) & 0x80008000u) | ((w << 6) & 0x01c001c0u),
-                               ((w << 8) & 0x80008000u) | ((w << 2) & 0x01c001c0u),
-                               ((w << 4) & 0x80008000u) | ((w >> 2) & 0x01c001c0u),
-                               (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = BitCast<uint32_t>(__hmul2(BitCast<__nv_bfloat162>(raw[i]), scale));
+      const float2 scales = __half22float2(wide);
+      return {__float2bfloat162_rn(__fmul_rn(scales.x, kLift)), __float2bfloat162_rn(__fmul_rn(scales.y, kLift))};
     }
+  }
+
+  static __device__ __forceinline__ void Pairs(uint4 words, int vector, const Scales& scales, uint32_t (&pairs)[4]) {
+    const uint32_t w = vector == 0 ? words.x : vector == 1 ? words.y : vector == 2 ? words.z : words.w;
+    const Pair scale = vector < 2 ? scales.low : scales.high;
+    uint32_t raw[4];
+    if constexpr (kHalf) {
+      // Bytes of a half's upper part: nibbles 0, 2, 4, 6 and 1, 3, 5, 7.
+      const uint32_t even = ((w << 4) & 0x80808080u) | ((w << 1) & 0x0e0e0e0eu);
+      const uint32_t odd = (w & 0x80808080u) | ((w >> 3) & 0x0e0e0e0eu);
+      raw[0] = __byte_perm(even, 0, 0x2404);
+      raw[1] = __byte_perm(odd, 0, 0x2404);
+      raw[2] = even & 0xff00ff00u;
+      raw[3] = odd & 0xff00ff00u;
+    } else {
+      raw[0] = ((w << 12) & 0x80008000u) | ((w << 6) & 0x01c001c0u);
+      raw[1] = ((w << 8) & 0x80008000u) | ((w << 2) & 0x01c001c0u);
+      raw[2] = ((w << 4) & 0x80008000u) | ((w >> 2) & 0x01c001c0u);
+      raw[3] = (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = BitCast<uint32_t>(__hmul2(BitCast<Pair>(raw[i]), scale));
   }
 };
 

@@ -1,4 +1,5 @@
-// Which tokens of FusedExperts a block takes: one expert and up to `chunk` of its tokens, which share its weights' read.
+// Which tokens of FusedExperts a block takes: one expert and up to `chunk` of its tokens, which share its weights'
+// read.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,13 @@ struct Group {
 };
 
 // Group that begins at `slot`, if one does: every chunk-th slot of an expert begins one. For at most kMaxDirectSlots
-// slots; each warp finds it on its own. `indices` may be shared memory.
+// slots; each warp finds it on its own.
 __device__ __forceinline__ Group GroupOfSlot(const int32_t* indices, int slots, int experts, int chunk, int slot) {
   constexpr int kWords = kMaxDirectSlots / kLanes;
   const int lane = threadIdx.x % kLanes;
   const int expert = indices[slot];
+  if (expert < 0 || expert >= experts) return Group{expert, 0, 0};
+  if (chunk == 1) return Group{expert, 1, slot};
   uint32_t same[kWords];
 #pragma unroll
   for (int word = 0; word < kWords; ++word) {
@@ -34,7 +37,7 @@ __device__ __forceinline__ Group GroupOfSlot(const int32_t* indices, int slots, 
     before += __popc(same[word] & below);
     same[word] &= ~below;
   }
-  if (expert < 0 || expert >= experts || before % chunk != 0) return group;
+  if (before % chunk != 0) return group;
 #pragma unroll
   for (int word = 0; word < kWords; ++word) {
     for (uint32_t rest = same[word]; rest != 0 && group.count < chunk; rest &= rest - 1) {

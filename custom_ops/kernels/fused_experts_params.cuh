@@ -11,9 +11,9 @@
 namespace ort_moe {
 
 constexpr int kLanes = 32;
-constexpr int kTileRows = 8;       // weight rows of a tile: half of the tensor core's 16
-constexpr int kMaxChunk = 8;       // tokens of one expert that a block takes at once: the tensor core's columns
-constexpr int kVectorElements = 8; // of activations in 16 bytes
+constexpr int kTileRows = 8;          // weight rows of a tile: half of the tensor core's 16
+constexpr int kMaxChunk = 8;          // tokens of one expert that a block takes at once: the tensor core's columns
+constexpr int kVectorElements = 8;    // of activations in 16 bytes
 constexpr int kMaxDirectSlots = 128;  // up to here blocks find an expert's tokens in the indices, without maps
 
 // One layer of all experts: `rows` outputs, `depth` elements along the reduction.
@@ -24,7 +24,8 @@ struct LayerParams {
   const void* bias;           // or null
   int32_t rows;
   int32_t depth;
-  int32_t slices;  // parts of the reduction with a partial sum each; from the depth alone, so is every sum's order
+  int32_t slices;       // parts of the reduction with a partial sum each; from the depth alone, so is every sum's order
+  int32_t slice_steps;  // of Format::kStep elements in a slice
 };
 
 struct ExpertsParams {
@@ -37,6 +38,7 @@ struct ExpertsParams {
   void* y;
   void* activated;  // (slots, activated_stride): what FC1 leaves for FC2
   void* output;     // (slots, hidden) in permuted order, where finalize is a kernel of its own
+  float* ones;      // (slots): what that kernel mixes with where FC1 has applied the weights, and writes these; or null
   int32_t tokens, k, slots;  // slots = tokens * k; slot t * k + j is choice j of token t
   int32_t experts;
   int32_t activated_stride;  // elements

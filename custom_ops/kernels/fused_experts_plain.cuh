@@ -1,8 +1,8 @@
 // FusedExperts without tensor cores: float32, and sizes or addresses that the other kernels' 16-byte loads do not fit.
 //
-// Mapping: a warp to an element, of FC1's output or of y; lanes take the reduction's elements in turn, then a butterfly.
-// Tokens that share an expert read its weights again, from the L2 mostly. Kept simple: it is also what the fast kernels
-// are held against.
+// Mapping: a warp to an element, of FC1's output or of y; lanes take the reduction's elements in turn, then a
+// butterfly. Tokens that share an expert read its weights again, from the L2 mostly. Kept simple: it is also what the
+// fast kernels are held against.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kPlainWarps* kLanes) PlainFc1Kernel(const Expe
     const T* x = static_cast<const T*>(p.x) + slot / p.k * p.fc1.depth;
     const float mix = p.mix_input ? p.mix[slot] : 1.0f;
     const int gate_row = p.gated && p.interleaved ? 2 * column : column;
-    const float gate = WithBias<T>(p.fc1, expert, gate_row, Mul(PlainProduct<T, kNvfp4>(p.fc1, expert, gate_row, x), mix));
+    const float gate =
+        WithBias<T>(p.fc1, expert, gate_row, Mul(PlainProduct<T, kNvfp4>(p.fc1, expert, gate_row, x), mix));
     float up = 0.0f;
     if (p.gated) {
       const int up_row = p.interleaved ? gate_row + 1 : inner + column;

@@ -10,10 +10,10 @@
 // them executed once; at many rows instruction issue, 300 to 600 warp instructions a row.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
-// choice. What most routers are, a softmax over the chosen, has instantiations of its own without the branches over
-// everything else; further templates would multiply the library's size. PDL hides the launch behind the previous
-// kernel. With maps the rows go to one block, or to the blocks of one cluster, where other warps build the maps while
-// the weights are computed: a launch of its own would cost more than all of that.
+// choice. What most routers are, a softmax over the chosen or a sigmoid, has instantiations of its own without the
+// branches over everything else; further templates would multiply the library's size. PDL hides the launch behind the
+// previous kernel. With maps the rows go to one block, or to the blocks of one cluster, where other warps build the
+// maps while the weights are computed: a launch of its own would cost more than all of that.
 #include <algorithm>
 #include <cstdint>
 
@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kMaxGrid = 1 << 20;      // blocks walk over the rows beyond it
 constexpr int64_t kManyRows = 512;         // with fewer, a warp to a block spreads them over all multiprocessors
-constexpr size_t kMaxMapBytes = 28 << 10;  // of the list that maps are built from; leaves room for the rows' own
+constexpr size_t kMaxMapBytes = 32 << 10;  // of the list that maps are built from; leaves room for the rows' own
 
 RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
   const bool softmax = config.score == Score::kSoftmax;
@@ -80,57 +80,75 @@ dim3 Grid(int64_t rows, int64_t rows_per_block) {
   return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
 }
 
-// One launch of kKernel, whose warps take rows_per_warp rows at a time: with maps by one cluster, each of its blocks
-// with as many warps for rows as are asked for and useful.
+// One launch of kKernel, which builds maps: by one cluster, each of its blocks with as many warps for rows as are asked
+// for and useful; a warp takes rows_per_warp rows at a time.
 template <auto kKernel>
-cudaError_t LaunchRows(RouterParams p, int row_warps, int rows_per_warp, size_t warp_bytes, cudaStream_t stream) {
+cudaError_t LaunchWithMaps(RouterParams p, int row_warps, int rows_per_warp, size_t warp_bytes, cudaStream_t stream) {
+  KernelTraits traits;
+  if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
+  p.row_warps = static_cast<int>(std::min<int64_t>(row_warps, (p.rows + rows_per_warp - 1) / rows_per_warp));
+  const int64_t rows_per_block = p.row_warps * rows_per_warp;
   unsigned cluster = 1;
-  if (p.has_maps) {
-    row_warps = static_cast<int>(std::min<int64_t>(row_warps, (p.rows + rows_per_warp - 1) / rows_per_warp));
-    KernelTraits traits;
-    if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
-    while (traits.hopper && cluster < kMaxClusterBlocks && cluster * row_warps * rows_per_warp < p.rows) cluster *= 2;
-  }
-  p.row_warps = row_warps;
-  const dim3 grid = p.has_maps ? dim3(cluster) : Grid(p.rows, row_warps * rows_per_warp);
-  const int threads = row_warps * kWarp + RouterMaps::Threads(p);
-  const size_t shared_bytes = RouterMaps::SharedBytes(p) + row_warps * warp_bytes;
-  return LaunchClusters<kKernel>(cluster, grid, threads, shared_bytes, stream, p);
+  while (traits.hopper && cluster < kMaxClusterBlocks && cluster * rows_per_block < p.rows) cluster *= 2;
+  const int threads = p.row_warps * kWarp + kMapThreads;
+  const size_t shared_bytes = p.maps.SharedBytes() + p.row_warps * warp_bytes;
+  return LaunchClusters<kKernel>(cluster, cluster, threads, shared_bytes, stream, p);
 }
 
-template <typename T, int kOwned, bool kPlain>
+template <typename T, int kOwned, RouterKind kKind>
 cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
-  constexpr int kMapWarps = kOwned < 32 ? kMaxMapWarpsPerBlock : kMaxMapWarpsPerBlock / 2;  // as shared memory allows
-  const int warps = p.has_maps ? kMapWarps : p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
-  const size_t warp_bytes = WarpRow<T, kOwned, kPlain>::SharedBytes(p);
-  return LaunchRows<FusedRouterWarpKernel<T, kOwned, kPlain>>(p, warps, 1, warp_bytes, stream);
+  const size_t warp_bytes = WarpRow<T, kOwned, kKind>::SharedBytes(p);
+  if (p.has_maps) {
+    constexpr int kWarps = kOwned < 32 ? kMaxMapWarpsPerBlock : kMaxMapWarpsPerBlock / 2;  // as shared memory allows
+    return LaunchWithMaps<FusedRouterWarpKernel<T, kOwned, kKind, true>>(p, kWarps, 1, warp_bytes, stream);
+  }
+  const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
+  return Launch<FusedRouterWarpKernel<T, kOwned, kKind, false>>(Grid(p.rows, warps), warps * kWarp, warps * warp_bytes,
+                                                                stream, p);
 }
 
-template <typename T, bool kPlain>
-cudaError_t LaunchLanesOrWarp(const RouterParams& p, cudaStream_t stream) {
-  if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) {
-    const int warps = p.rows <= kManyRows && !p.has_maps ? 1 : kMaxLaneWarpsPerBlock;
-    return LaunchRows<FusedRouterLaneKernel<T, kPlain>>(p, warps, kWarp / kChunk, 0, stream);
+template <typename T, RouterKind kKind>
+cudaError_t LaunchLanes(const RouterParams& p, cudaStream_t stream) {
+  constexpr int kRowsPerWarp = kWarp / kChunk;
+  if (p.has_maps) {
+    return LaunchWithMaps<FusedRouterLaneKernel<T, kKind, true>>(p, kMaxLaneWarpsPerBlock, kRowsPerWarp, 0, stream);
   }
-  if constexpr (kPlain) {
-    if (p.experts <= 2 * kWarp) return LaunchWarp<T, 2, kPlain>(p, stream);
-    if (p.experts <= 4 * kWarp) return LaunchWarp<T, 4, kPlain>(p, stream);
-  }
-  if (p.experts <= 8 * kWarp) return LaunchWarp<T, 8, kPlain>(p, stream);
-  if (p.experts <= 16 * kWarp) return LaunchWarp<T, 16, kPlain>(p, stream);
-  return LaunchWarp<T, 32, kPlain>(p, stream);
+  const int warps = p.rows <= kManyRows ? 1 : kMaxLaneWarpsPerBlock;
+  return Launch<FusedRouterLaneKernel<T, kKind, false>>(Grid(p.rows, warps * kRowsPerWarp), warps * kWarp, 0, stream,
+                                                        p);
 }
 
-template <typename T, bool kPlain>
-cudaError_t LaunchOfKind(const RouterParams& p, cudaStream_t stream) {
-  if (p.experts <= kMaxWarpExperts && p.k <= kMaxWarpChosen) return LaunchLanesOrWarp<T, kPlain>(p, stream);
-  const size_t shared_bytes = BlockRow<T, kPlain>::SharedBytes(p);
-  return Launch<FusedRouterBlockKernel<T, kPlain>>(Grid(p.rows, 1), kBlock, shared_bytes, stream, p);
+template <typename T, RouterKind kKind>
+cudaError_t LaunchBlock(const RouterParams& p, cudaStream_t stream) {
+  const size_t shared_bytes = BlockRow<T, kKind>::SharedBytes(p);
+  return Launch<FusedRouterBlockKernel<T, kKind>>(Grid(p.rows, 1), kBlock, shared_bytes, stream, p);
+}
+
+template <typename T>
+cudaError_t LaunchSoftmaxOfChosen(const RouterParams& p, cudaStream_t stream) {
+  constexpr RouterKind kKind = RouterKind::kSoftmaxOfChosen;
+  if (p.experts > kMaxWarpExperts || p.k > kMaxWarpChosen) return LaunchBlock<T, kKind>(p, stream);
+  if (p.experts <= kChunk) return LaunchLanes<T, kKind>(p, stream);
+  if (p.experts <= 2 * kWarp) return LaunchWarp<T, 2, kKind>(p, stream);
+  if (p.experts <= 4 * kWarp) return LaunchWarp<T, 4, kKind>(p, stream);
+  if (p.experts <= 8 * kWarp) return LaunchWarp<T, 8, kKind>(p, stream);
+  if (p.experts <= 16 * kWarp) return LaunchWarp<T, 16, kKind>(p, stream);
+  return LaunchWarp<T, 32, kKind>(p, stream);
 }
 
 template <typename T>
 cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
-  return IsPlain(p) ? LaunchOfKind<T, true>(p, stream) : LaunchOfKind<T, false>(p, stream);
+  if (IsSoftmaxOfChosen(p)) return LaunchSoftmaxOfChosen<T>(p, stream);
+  constexpr RouterKind kAny = RouterKind::kAny, kSigmoid = RouterKind::kSigmoid;
+  if (p.experts > kMaxWarpExperts || p.k > kMaxWarpChosen) return LaunchBlock<T, kAny>(p, stream);
+  if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) return LaunchLanes<T, kAny>(p, stream);
+  const bool sigmoid = IsSigmoid(p);
+  if (p.experts <= 8 * kWarp)
+    return sigmoid ? LaunchWarp<T, 8, kSigmoid>(p, stream) : LaunchWarp<T, 8, kAny>(p, stream);
+  if (p.experts <= 16 * kWarp) {
+    return sigmoid ? LaunchWarp<T, 16, kSigmoid>(p, stream) : LaunchWarp<T, 16, kAny>(p, stream);
+  }
+  return LaunchWarp<T, 32, kAny>(p, stream);
 }
 
 cudaError_t LaunchOfDType(DType dtype, const RouterParams& p, cudaStream_t stream) {
@@ -148,10 +166,9 @@ cudaError_t LaunchOfDType(DType dtype, const RouterParams& p, cudaStream_t strea
 MapsParams MakeMapsParams(const RouterConfig& config, const RouterArgs& args) {
   MapsParams p{};
   p.maps = args.maps;
-  p.tokens = static_cast<int32_t>(args.rows);
-  p.k = static_cast<int32_t>(config.k);
   p.experts = static_cast<int32_t>(args.experts);
-  p.choices_per_bit = p.k;
+  p.choices = static_cast<int32_t>(args.rows * config.k);
+  p.bits = static_cast<int32_t>(args.rows);
   return p;
 }
 

@@ -5,8 +5,6 @@
 // fails (large k, floods of equal keys) a bitonic network sorts the whole row.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/fused_router_groups.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
@@ -16,7 +14,7 @@ namespace ort_moe {
 constexpr int kBlock = kPartials;
 constexpr int kMaxCandidates = 4 * kBlock;  // a power of two
 
-template <typename T, bool kPlain>
+template <typename T, RouterKind kKind>
 class BlockRow {
  public:
   // Words for sorting: all experts, rounded up to a power of two.
@@ -32,7 +30,7 @@ class BlockRow {
   }
 
   __device__ BlockRow(const RouterParams& p, uint64_t* shared)
-      : p_(kPlain ? WithPlainWrittenOut(p) : p),
+      : p_(WrittenOut<kKind>(p)),
         thread_(threadIdx.x),
         sort_size_(SortSize(p.experts)),
         chunks_((p.experts + kChunk - 1) / kChunk),
@@ -283,7 +281,7 @@ class BlockRow {
     __syncthreads();
   }
 
-  std::conditional_t<kPlain, const RouterParams, const RouterParams&> p_;
+  ParamsOfKind<kKind> p_;
   const int32_t thread_;
   const int32_t sort_size_;
   const int32_t chunks_;
@@ -295,10 +293,10 @@ class BlockRow {
   int64_t row_ = 0;
 };
 
-template <typename T, bool kPlain>
+template <typename T, RouterKind kKind>
 __global__ void __launch_bounds__(kBlock, 8) FusedRouterBlockKernel(const __grid_constant__ RouterParams p) {
   extern __shared__ __align__(16) uint64_t block_shared[];
-  BlockRow<T, kPlain> router(p, block_shared);
+  BlockRow<T, kKind> router(p, block_shared);
   WaitForPrevious();
   AllowNext();
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) router.Route(row);

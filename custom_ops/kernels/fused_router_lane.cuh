@@ -4,8 +4,6 @@
 // every k at once. A row's experts are one chunk of the contract's sums, added in ascending order.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/fused_router_maps.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
@@ -113,40 +111,32 @@ class LaneRow {
   bool chosen_ = false;
 };
 
-template <typename T, bool kPlain>
-__global__ void __launch_bounds__(kMaxLaneWarpsPerBlock* kWarp + kMapThreads)
+template <typename T, RouterKind kKind, bool kMaps>
+__global__ void __launch_bounds__(kMaxLaneWarpsPerBlock* kWarp + (kMaps ? kMapThreads : 0))
     FusedRouterLaneKernel(const __grid_constant__ RouterParams params) {
-  std::conditional_t<kPlain, const RouterParams, const RouterParams&> p = kPlain ? WithPlainWrittenOut(params) : params;
+  ParamsOfKind<kKind> p = WrittenOut<kKind>(params);
   constexpr int kRowsPerWarp = kWarp / kChunk;
   extern __shared__ __align__(16) unsigned char lane_shared[];
-  RouterMaps maps(params, lane_shared);
-  maps.Start();
-  const int row_threads = p.row_warps * kWarp;
-  if (static_cast<int>(threadIdx.x) >= row_threads) {
-    maps.Build(static_cast<int>(threadIdx.x) - row_threads);
-    return;
-  }
+  RouterMaps<kMaps> maps(params, lane_shared);
+  if (maps.BuildsHere()) return maps.Build();
+  const int row_threads = maps.row_warps() * kWarp;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * row_threads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * row_threads / kChunk;
-  const auto any_of_warp = [&](int64_t row) { return row / kRowsPerWarp * kRowsPerWarp < p.rows; };
+  const auto whole_warp_past_last = [&](int64_t row) { return row / kRowsPerWarp * kRowsPerWarp >= p.rows; };
   int64_t row = thread / kChunk;
   LaneRow<T> router(p, row);
   WaitForPrevious();
   AllowNext();
-  if (p.has_maps) {
-    maps.AwaitBlocks();
-    if (!any_of_warp(row)) maps.Close();
-  }
-  while (any_of_warp(row)) {
+  maps.Open(whole_warp_past_last(row));
+  while (!whole_warp_past_last(row)) {
     router.Route(row, [&](bool chosen, int32_t rank, int32_t expert) {
-      if (!p.has_maps) return;
       if (chosen) maps.Publish(row, rank, expert);
-      if (!any_of_warp(row + step)) maps.Close();
+      if (kMaps && whole_warp_past_last(row + step)) maps.Close();
     });
     row += step;
     router.PointTo(row);
   }
-  if (p.has_maps) maps.Finish();
+  maps.Finish();
 }
 
 }  // namespace ort_moe

@@ -7,42 +7,64 @@
 
 #include "kernels/cluster.cuh"
 #include "kernels/fused_router_row.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/routing_maps_list.cuh"
 
 namespace ort_moe {
 
-constexpr int kMapThreads = 128;
+constexpr int kMapThreads = 160;           // beside those that route
 constexpr unsigned kMaxClusterBlocks = 8;  // what every device with clusters has
+static_assert(MapsFromList<kMapThreads>::kMaxExperts >= kPartials * kChunk);
 
+// What a router's kernel calls, in this order: every thread makes one; those that build maps call Build and are done;
+// the others call Open behind their WaitForPrevious, Publish and Close while they route, and Finish.
+template <bool kMaps>
 class RouterMaps {
  public:
-  static __host__ __device__ size_t SharedBytes(const RouterParams& p) { return p.has_maps ? p.maps.SharedBytes() : 0; }
-
-  // Threads of a block beside those that route.
-  static __host__ __device__ int Threads(const RouterParams& p) { return p.has_maps ? kMapThreads : 0; }
-
-  // Every thread of a block makes one and then calls Start(), ahead of its first Publish or Build.
   __device__ RouterMaps(const RouterParams& p, unsigned char* shared)
-      : p_(p), shared_(shared), blocks_(p.has_maps ? ClusterBlocks() : 1u) {}
-
-  // Before another block's list is written, that block must be running.
-  __device__ void Start() {
-    if (blocks_ > 1u) ClusterArrive();
+      : p_(p), shared_(shared), blocks_(ClusterBlocks()) {
+    if (blocks_ > 1u) ClusterArrive();  // before another block's list is written, that block must be running
   }
 
-  // By the lane that holds the choice; then whole warps call AwaitBlocks first.
-  __device__ void Publish(int64_t row, int32_t rank, int32_t expert) {
-    const int32_t slot = static_cast<int32_t>(row) * p_.k + rank;
-    uint32_t* key = reinterpret_cast<uint32_t*>(shared_) + slot;
-    if (blocks_ == 1u) {
-      *key = List::Key(expert, slot);
+  __device__ int row_warps() const { return p_.row_warps; }
+  __device__ size_t shared_bytes() const { return p_.maps.SharedBytes(); }
+  __device__ bool BuildsHere() const { return static_cast<int>(threadIdx.x) >= p_.row_warps * kWarp; }
+
+  __device__ void Build() {
+    List list(p_.maps, shared_, static_cast<int>(threadIdx.x) - p_.row_warps * kWarp, kBuilders);
+    list.Prepare();
+    WaitForPrevious();
+    AllowNext();
+    if (blocks_ > 1u) {
+      ClusterWait();
+      ClusterArrive();
+      ClusterWait();
     } else {
-      for (uint32_t block = 0; block < blocks_; ++block) StoreInBlock(block, key, List::Key(expert, slot));
+      BlockSync(kClosed, static_cast<int>(blockDim.x));
     }
+    list.Build();
   }
 
-  __device__ void AwaitBlocks() {
+  // By whole warps, as are Close and Finish.
+  __device__ void Open(bool nothing_to_publish) {
     if (blocks_ > 1u) ClusterWait();
+    if (nothing_to_publish) Close();
+  }
+
+  // By the lane that holds the choice.
+  __device__ void Publish(int64_t row, int32_t rank, int32_t expert) {
+    const int32_t token = static_cast<int32_t>(row), tokens = static_cast<int32_t>(p_.rows);
+    const ListedChoice choice(expert, token, rank * tokens + token);
+    const ChoiceList list = p_.maps.list(shared_);
+    if (blocks_ == 1u) {
+      list.Set(choice.row, choice);
+    } else {
+#pragma unroll 1
+      for (uint32_t block = 0; block < blocks_; ++block) {
+        StoreInBlock(block, list.keys + choice.row, choice.key);
+        StoreInBlock(block, reinterpret_cast<uint32_t*>(list.rows) + choice.row, static_cast<uint32_t>(choice.row));
+      }
+    }
   }
 
   // The calling warp has published its last row.
@@ -55,26 +77,9 @@ class RouterMaps {
     }
   }
 
-  // Ends a routing warp: it stays for as long as the cluster's barrier is in use.
+  // Stays for as long as the cluster's barrier is in use.
   __device__ void Finish() {
     if (blocks_ > 1u) ClusterWait();
-  }
-
-  // All of a thread that builds maps; `thread` counts from 0.
-  __device__ void Build(int thread) {
-    List list(p_.maps, shared_, thread, kBuilders);
-    list.Prepare();
-    WaitForPrevious();
-    AllowNext();
-    AwaitBlocks();
-    if (blocks_ > 1u) {
-      ClusterArrive();
-      ClusterWait();
-    } else {
-      BlockSync(kClosed, static_cast<int>(blockDim.x));
-    }
-    BlockSync(kBuilders, kMapThreads);  // Prepare() of the others
-    list.Build();
   }
 
  private:
@@ -84,6 +89,21 @@ class RouterMaps {
   const RouterParams& p_;
   unsigned char* shared_;
   const uint32_t blocks_;
+};
+
+// A kernel without maps: all of it is nothing.
+template <>
+class RouterMaps<false> {
+ public:
+  __device__ RouterMaps(const RouterParams&, unsigned char*) {}
+  __device__ int row_warps() const { return blockDim.x / kWarp; }
+  __device__ size_t shared_bytes() const { return 0; }
+  __device__ bool BuildsHere() const { return false; }
+  __device__ void Build() {}
+  __device__ void Open(bool) {}
+  __device__ void Publish(int64_t, int32_t, int32_t) {}
+  __device__ void Close() {}
+  __device__ void Finish() {}
 };
 
 }  // namespace ort_moe

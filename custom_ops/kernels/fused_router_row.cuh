@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/float_math.h"
 #include "kernels/fused_router.h"
@@ -59,32 +60,56 @@ struct RouterParams {
   bool grouped;
   bool vector_loads;  // every chunk of every row is whole and 16-byte aligned
   bool has_maps;
-  int32_t row_warps;  // of a block; others build maps
   MapsParams maps;
+  int32_t row_warps;  // of a block that builds maps; its other warps do that
 
   __host__ __device__ bool plain_keys() const { return ranks_logits && selection_bias == nullptr && !grouped; }
 };
 
-// What most routers are: softmax over the chosen, of logits that rank as they are.
-__host__ __device__ inline bool IsPlain(const RouterParams& p) {
+// What most routers are has instantiations of its own: a row alone is bound by how fast one warp's instructions arrive,
+// and branches over unused code slow that down.
+enum class RouterKind {
+  kAny,
+  kSoftmaxOfChosen,  // of logits that rank as they are
+  kSigmoid,          // of all experts, with or without a bias and groups of neighbouring lanes
+};
+
+__host__ __device__ inline bool IsSoftmaxOfChosen(const RouterParams& p) {
   return p.softmax_of_chosen && p.plain_keys() && !p.normalize && p.softcap == 0.0f && p.vector_loads;
 }
 
-// The same parameters with what IsPlain says written out, so that the compiler drops the other cases: a row alone is
-// bound by how fast one warp's instructions arrive, and branches over unused code slow that down.
-__device__ __forceinline__ RouterParams WithPlainWrittenOut(RouterParams p) {
-  p.selection_bias = nullptr;
-  p.softcap = 0.0f;
-  p.score = Score::kSoftmax;
-  p.score_after_topk = false;
-  p.from_selection = false;
-  p.normalize = false;
-  p.softmax_of_chosen = true;
-  p.softmax_of_experts = false;
-  p.ranks_logits = true;
-  p.grouped = false;
-  p.vector_loads = true;
-  return p;
+__host__ __device__ inline bool IsSigmoid(const RouterParams& p) {
+  return p.score == Score::kSigmoid && !p.score_after_topk && !p.from_selection && p.softcap == 0.0f &&
+         p.vector_loads && (!p.grouped || (p.log2_group_chunks >= 0 && p.group_score_top <= 2));
+}
+
+// A row's parameters: a copy where the kind writes some out.
+template <RouterKind kKind>
+using ParamsOfKind = std::conditional_t<kKind == RouterKind::kAny, const RouterParams&, const RouterParams>;
+
+// The same parameters with what the kind says written out, so that the compiler drops the other cases.
+template <RouterKind kKind>
+__device__ __forceinline__ ParamsOfKind<kKind> WrittenOut(const RouterParams& params) {
+  if constexpr (kKind == RouterKind::kAny) {
+    return params;
+  } else {
+    constexpr bool kSigmoid = kKind == RouterKind::kSigmoid;
+    RouterParams p = params;
+    p.softcap = 0.0f;
+    p.score = kSigmoid ? Score::kSigmoid : Score::kSoftmax;
+    p.score_after_topk = false;
+    p.from_selection = false;
+    p.softmax_of_chosen = !kSigmoid;
+    p.softmax_of_experts = false;
+    p.ranks_logits = !kSigmoid;
+    p.vector_loads = true;
+    if constexpr (!kSigmoid) {
+      p.selection_bias = nullptr;
+      p.normalize = false;
+      p.grouped = false;
+    }
+    return p;
+  }
 }
 
 __device__ __forceinline__ float Softcap(const RouterParams& p, float x) {

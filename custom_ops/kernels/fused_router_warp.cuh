@@ -1,11 +1,9 @@
 // FusedRouter, a warp to a row: up to 1024 experts and k up to 32.
 //
 // Lane l owns the chunks of 8 experts l, l + 32, l + 64, l + 96, so that partial sums need no exchange before the
-// butterfly, and groups are neighbouring lanes; the keys stay in registers. A plain router (see IsPlain) has its own
-// instantiation, and up to 128 experts it spreads them over all lanes, 2 or 4 to each, for only the chosen are summed.
+// butterfly, and groups are neighbouring lanes; the keys stay in registers. A softmax of the chosen spreads
+// up to 128 experts over all lanes, 2 or 4 to each, for only the chosen are summed.
 #pragma once
-
-#include <type_traits>
 
 #include "kernels/fused_router_groups.cuh"
 #include "kernels/fused_router_maps.cuh"
@@ -19,9 +17,10 @@ constexpr int kMaxWarpExperts = kPartials * kChunk;
 constexpr int kMaxWarpsPerBlock = 4;     // without maps
 constexpr int kMaxMapWarpsPerBlock = 8;  // of rows, with maps
 
-template <typename T, int kOwned, bool kPlain>
+template <typename T, int kOwned, RouterKind kKind>
 class WarpRow {
  public:
+  static constexpr bool kPlain = kKind == RouterKind::kSoftmaxOfChosen;
   static constexpr bool kWholeChunks = kOwned >= kChunk;
   static constexpr int kChunks = kWholeChunks ? kOwned / kChunk : 1;  // of a lane
   static constexpr int kListed = kWarp * kOwned;                      // experts of a warp
@@ -41,7 +40,7 @@ class WarpRow {
   }
 
   __device__ WarpRow(const RouterParams& p, unsigned char* shared, int64_t row)
-      : p_(kPlain ? WithPlainWrittenOut(p) : p),
+      : p_(WrittenOut<kKind>(p)),
         lane_(threadIdx.x % kWarp),
         shared_(*reinterpret_cast<Shared*>(shared)),
         group_keys_(reinterpret_cast<uint32_t*>(shared + sizeof(Shared))),
@@ -312,7 +311,9 @@ class WarpRow {
   }
 
   __device__ void MaskGroups(uint32_t (&key)[kOwned]) {
-    if (ORT_MOE_RARE(p_.log2_group_chunks < 0 || p_.group_score_top > 2)) return MaskAnyGroups(key);
+    if (kKind == RouterKind::kAny && ORT_MOE_RARE(p_.log2_group_chunks < 0 || p_.group_score_top > 2)) {
+      return MaskAnyGroups(key);
+    }
     bool masked[kChunks];
     MaskedInLanes<kChunks>(p_, key, masked);
     const uint32_t fill = RankKey(p_.group_fill);
@@ -343,7 +344,7 @@ class WarpRow {
     }
   }
 
-  std::conditional_t<kPlain, const RouterParams, const RouterParams&> p_;
+  ParamsOfKind<kKind> p_;
   const int lane_;
   Shared& shared_;
   uint32_t* group_keys_;
@@ -354,37 +355,30 @@ class WarpRow {
   float value_ = 0.0f;  // of the choice
 };
 
-template <typename T, int kOwned, bool kPlain>
-__global__ void __launch_bounds__(kMaxMapWarpsPerBlock* kWarp + kMapThreads, kPlain ? 0 : 1)
+template <typename T, int kOwned, RouterKind kKind, bool kMaps>
+__global__ void __launch_bounds__(kMaps ? kMaxMapWarpsPerBlock * kWarp + kMapThreads : kMaxWarpsPerBlock * kWarp)
     FusedRouterWarpKernel(const __grid_constant__ RouterParams p) {
-  using Router = WarpRow<T, kOwned, kPlain>;
+  using Router = WarpRow<T, kOwned, kKind>;
   extern __shared__ __align__(16) unsigned char shared[];
-  RouterMaps maps(p, shared);
-  maps.Start();
+  RouterMaps<kMaps> maps(p, shared);
+  if (maps.BuildsHere()) return maps.Build();
   const int warp = threadIdx.x / kWarp;
-  if (warp >= p.row_warps) {
-    maps.Build(static_cast<int>(threadIdx.x) - p.row_warps * kWarp);
-    return;
-  }
-  const int64_t step = static_cast<int64_t>(gridDim.x) * p.row_warps;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * p.row_warps + warp;
-  Router router(p, shared + RouterMaps::SharedBytes(p) + warp * Router::SharedBytes(p), row);
+  const int warps = maps.row_warps();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * warps;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * warps + warp;
+  Router router(p, shared + maps.shared_bytes() + warp * Router::SharedBytes(p), row);
   WaitForPrevious();
   AllowNext();
-  if (p.has_maps) {
-    maps.AwaitBlocks();
-    if (row >= p.rows) maps.Close();
-  }
+  maps.Open(row >= p.rows);
   while (row < p.rows) {
     router.Route(row, [&](const Choice& choice) {
-      if (!p.has_maps) return;
       if (choice.rank < p.k) maps.Publish(row, choice.rank, choice.expert);
-      if (row + step >= p.rows) maps.Close();
+      if (kMaps && row + step >= p.rows) maps.Close();
     });
     row += step;
     router.PointTo(row);
   }
-  if (p.has_maps) maps.Finish();
+  maps.Finish();
 }
 
 }  // namespace ort_moe

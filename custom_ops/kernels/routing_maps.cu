@@ -18,40 +18,44 @@ constexpr size_t kMaxListBytes = 64 << 10;
 
 MapsParams MakeListParams(int64_t tokens, int64_t k, int64_t experts) {
   MapsParams p{};
-  p.tokens = static_cast<int32_t>(tokens);
-  p.k = static_cast<int32_t>(k);
   p.experts = static_cast<int32_t>(experts);
-  p.choices_per_bit = 1;  // a token may name an expert twice
+  p.choices = static_cast<int32_t>(tokens * k);
+  p.bits = p.choices;  // a token may name an expert twice
   return p;
 }
 
+using List = MapsFromList<kListThreads>;
+
 bool FitsList(int64_t tokens, int64_t k, int64_t experts) {
-  return tokens * k <= kMaxListedChoices && experts < kMaxListedExperts &&
+  return tokens * k <= kMaxListedChoices && experts <= List::kMaxExperts &&
          MakeListParams(tokens, k, experts).SharedBytes() <= kMaxListBytes;
 }
 
 __global__ void __launch_bounds__(kListThreads)
-    ListMapsKernel(const __grid_constant__ MapsParams p, const int32_t* indices) {
+    ListMapsKernel(const __grid_constant__ MapsParams p, const int32_t* indices, int32_t tokens, int32_t k) {
   extern __shared__ __align__(16) unsigned char shared[];
   constexpr int kBarrier = 1;
-  using List = MapsFromList<kListThreads>;
-  List list(p, shared, static_cast<int>(threadIdx.x), kBarrier);
-  list.Prepare();
+  const int thread = static_cast<int>(threadIdx.x);
+  List maps(p, shared, thread, kBarrier);
+  maps.Prepare();
   WaitForPrevious();
   AllowNext();
-  uint32_t* keys = reinterpret_cast<uint32_t*>(shared);
-  for (int32_t slot = static_cast<int32_t>(threadIdx.x); slot < p.choices(); slot += kListThreads) {
+#pragma unroll 1
+  for (int32_t slot = thread; slot < p.choices; slot += kListThreads) {
     const int32_t index = indices[slot];
-    keys[slot] = List::Key(index >= 0 && index < p.experts ? index : p.experts, slot);
+    const int32_t token = slot / k;
+    const int32_t row = (slot - token * k) * tokens + token;
+    maps.list().Set(slot, ListedChoice(index >= 0 && index < p.experts ? index : p.experts, slot, row));
   }
   __syncthreads();
-  list.Build();
+  maps.Build();
 }
 
 }  // namespace
 
 size_t RoutingMapsScratchBytes(int64_t tokens, int64_t k, int64_t experts) {
-  return FitsList(tokens, k, experts) ? 0 : TileScratchBytes(MakeTileParams(tokens, k, experts));
+  if (tokens * k == 0 || FitsList(tokens, k, experts)) return 0;
+  return TileScratchBytes(MakeTileParams(tokens, k, experts));
 }
 
 cudaError_t LaunchRoutingMaps(const int32_t* indices, int64_t tokens, int64_t k, int64_t experts,
@@ -62,7 +66,8 @@ cudaError_t LaunchRoutingMaps(const int32_t* indices, int64_t tokens, int64_t k,
   if (FitsList(tokens, k, experts)) {
     MapsParams p = MakeListParams(tokens, k, experts);
     p.maps = maps;
-    return Launch<ListMapsKernel>(1, kListThreads, p.SharedBytes(), stream, p, indices);
+    return Launch<ListMapsKernel>(1, kListThreads, p.SharedBytes(), stream, p, indices, static_cast<int32_t>(tokens),
+                                  static_cast<int32_t>(k));
   }
   TileParams p = MakeTileParams(tokens, k, experts);
   p.maps = maps;

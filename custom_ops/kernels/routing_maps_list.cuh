@@ -1,11 +1,13 @@
 // Routing maps of up to 1024 choices from a list in shared memory, by some threads of one block, or of each block of a
 // cluster, which then share the writing.
 //
-// A choice's key is its expert over its slot, t * k + j, so that the permuted order is that of the keys.
-//   few choices    every threshold, a choice's key or an expert's first, counts the keys below it: no step waits for
-//                  another
-//   more choices   a bit per choice in its expert's mask; sums of the masks' bits over the experts are the offsets, and
-//                  the bits before a choice's own its place behind them. The order in which bits are set has no effect.
+// The permuted order is that of the choices' keys: the expert over the place among the expert's own.
+//   few choices    every threshold, a choice's key or an expert's first possible one, counts the keys below it: no
+//                  step waits for another
+//   more choices   every choice sets a bit of its expert's mask, whose number is its place; the order in which bits are
+//                  set has no effect. Sums of the masks' bits over the experts are the offsets, and the bits before a
+//                  choice's own come on top.
+// The code is short rather than unrolled: it runs once, and its instructions take longer to arrive than to execute.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,55 +21,92 @@
 
 namespace ort_moe {
 
-constexpr int kLog2ListedChoices = 10;
-constexpr int32_t kMaxListedChoices = 1 << kLog2ListedChoices;
-constexpr int32_t kMaxListedExperts = 1 << (31 - kLog2ListedChoices);
+constexpr int32_t kMaxListedChoices = 1 << 10;
+constexpr int32_t kListedExpertsPerThread = 8;
+
+// A choice: its expert (E: none) over the number of its bit, and its expanded row.
+struct ListedChoice {
+  uint32_t key;
+  int32_t row;
+
+  static constexpr int kLog2Bits = 10;
+  static_assert(kMaxListedChoices <= 1 << kLog2Bits);
+
+  __device__ ListedChoice(uint32_t key, int32_t row) : key(key), row(row) {}
+  __device__ ListedChoice(int32_t expert, int32_t bit, int32_t row) : key(FirstKey(expert) | bit), row(row) {}
+
+  static __device__ uint32_t FirstKey(int32_t expert) { return static_cast<uint32_t>(expert) << kLog2Bits; }
+  __device__ int32_t expert() const { return static_cast<int32_t>(key >> kLog2Bits); }
+  __device__ uint32_t bit() const { return key & ((1u << kLog2Bits) - 1u); }
+};
+
+// The choices in shared memory, in any order.
+struct ChoiceList {
+  uint32_t* keys;
+  int32_t* rows;
+
+  __device__ void Set(int32_t slot, const ListedChoice& choice) const {
+    keys[slot] = choice.key;
+    rows[slot] = choice.row;
+  }
+  __device__ ListedChoice operator[](int32_t slot) const { return {keys[slot], rows[slot]}; }
+};
 
 // What is to be built, of which a list's size in shared memory follows.
 struct MapsParams {
   RoutingMaps maps;
-  int32_t tokens;
-  int32_t k;
   int32_t experts;
-  int32_t choices_per_bit;  // k where a token's experts are known to differ, so that it needs one bit; else 1
+  int32_t choices;
+  int32_t bits;  // of a mask: tokens, where a token's experts are known to differ; else choices
 
-  static constexpr int32_t kMaxCounted = 48;  // choices; beyond, masks are faster
-
-  __host__ __device__ int32_t choices() const { return tokens * k; }
-  __host__ __device__ bool counts() const { return choices() <= kMaxCounted; }
-  // Words of one expert's mask, and from one word of it to the next.
-  __host__ __device__ int32_t mask_words() const { return (choices() / choices_per_bit + 31) / 32; }
-  __host__ __device__ int32_t mask_stride() const { return (experts + 4) / 4 * 4; }
-  __host__ __device__ int32_t key_words() const { return (choices() + 3) / 4 * 4; }
-  __host__ __device__ size_t mask_bytes() const {
-    return counts() ? 0 : static_cast<size_t>(mask_words() + 1) * mask_stride() * sizeof(uint32_t);
+  __host__ __device__ int32_t mask_words() const { return (bits + 31) / 32; }
+  // From one word of a mask to the next; the last thread's experts are whole.
+  __host__ __device__ int32_t mask_stride() const {
+    return (experts + kListedExpertsPerThread) / kListedExpertsPerThread * kListedExpertsPerThread;
   }
-  __host__ __device__ size_t SharedBytes() const { return key_words() * sizeof(uint32_t) + mask_bytes(); }
+  static constexpr int32_t kMaxCounted = 48;  // choices
+  static constexpr int32_t kCountedAtOnce = 8;
+
+  __host__ __device__ bool counts() const { return choices <= kMaxCounted; }
+  __host__ __device__ int32_t slots() const { return (choices + kCountedAtOnce - 1) / kCountedAtOnce * kCountedAtOnce; }
+  __host__ __device__ size_t SharedBytes() const {
+    const int32_t mask_words_and_starts = counts() ? 0 : (mask_words() + 1) * mask_stride();
+    return (2 * static_cast<size_t>(slots()) + mask_words_and_starts) * sizeof(uint32_t);
+  }
+  __device__ ChoiceList list(unsigned char* shared) const {
+    uint32_t* keys = reinterpret_cast<uint32_t*>(shared);
+    return {keys, reinterpret_cast<int32_t*>(keys + slots())};
+  }
 };
 
-// Used by kThreads threads of a block, which count from 0 and share `barrier`: Prepare() ahead of the keys, Build()
-// once Key() of every slot is written, in every block of the cluster.
+// Used by kThreads threads of a block, which count from 0 and share `barrier`: Prepare() ahead, Build() once the list
+// is complete in every block of the cluster.
 template <int kThreads>
 class MapsFromList {
  public:
+  static constexpr int32_t kMaxExperts = kThreads * kListedExpertsPerThread - 1;
+
   __device__ MapsFromList(const MapsParams& p, unsigned char* shared, int thread, int barrier)
       : p_(p),
-        keys_(reinterpret_cast<uint32_t*>(shared)),
-        masks_(keys_ + p.key_words()),
+        list_(p.list(shared)),
+        masks_(list_.keys + 2 * p.slots()),
         starts_(reinterpret_cast<int32_t*>(masks_ + p.mask_words() * p.mask_stride())),
         thread_(thread),
         barrier_(barrier) {}
 
-  static __device__ uint32_t Key(int32_t expert, int32_t slot) {
-    return static_cast<uint32_t>(expert) << kLog2ListedChoices | static_cast<uint32_t>(slot);
-  }
+  __device__ const ChoiceList& list() const { return list_; }
 
   __device__ void Prepare() {
-    for (int32_t i = p_.choices() + thread_; i < p_.key_words(); i += kThreads) keys_[i] = 0xffffffffu;
-    if (p_.counts()) return;
-    uint4* masks = reinterpret_cast<uint4*>(masks_);
-    const int32_t vectors = p_.mask_words() * p_.mask_stride() / 4;
-    for (int32_t i = thread_; i < vectors; i += kThreads) masks[i] = make_uint4(0u, 0u, 0u, 0u);
+    if (p_.counts()) {
+      const int32_t slot = p_.choices + thread_;
+      if (slot < p_.slots()) list_.keys[slot] = 0xffffffffu;
+    } else {
+      uint4* masks = reinterpret_cast<uint4*>(masks_);
+      const int32_t vectors = p_.mask_words() * p_.mask_stride() / 4;
+#pragma unroll 1
+      for (int32_t i = thread_; i < vectors; i += kThreads) masks[i] = make_uint4(0u, 0u, 0u, 0u);
+    }
+    BlockSync(barrier_, kThreads);
   }
 
   __device__ void Build() {
@@ -79,99 +118,106 @@ class MapsFromList {
   }
 
  private:
-  // Thresholds are the experts' first possible keys, then the choices' own.
+  // The blocks of a cluster share thresholds, choices and offsets.
+  __device__ int32_t first() const { return static_cast<int32_t>(ClusterRank()) * kThreads + thread_; }
+  __device__ int32_t step() const { return static_cast<int32_t>(ClusterBlocks()) * kThreads; }
+
   __device__ void BuildByCounting() {
-    constexpr int kAtOnce = 2;
-    const int32_t firsts = p_.experts + 1;
-    const int32_t thresholds = firsts + p_.choices();
-    const int32_t first = static_cast<int32_t>(ClusterRank()) * kThreads + thread_;
-    const int32_t step = static_cast<int32_t>(ClusterBlocks()) * kThreads;
+    constexpr int kThresholds = 4;
+    const int32_t firsts = p_.experts + 1, all = firsts + p_.choices, step = this->step();
 #pragma unroll 1
-    for (int32_t i = first; i < thresholds; i += kAtOnce * step) {
-      uint32_t threshold[kAtOnce];
-      int32_t below[kAtOnce] = {};
+    for (int32_t i = first(); i < all; i += kThresholds * step) {
+      uint32_t threshold[kThresholds];
+      int32_t below[kThresholds] = {};
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const int32_t which = min(i + n * step, thresholds - 1);
-        threshold[n] = which < firsts ? Key(which, 0) : keys_[which - firsts];
+      for (int n = 0; n < kThresholds; ++n) {
+        const int32_t which = i + n * step;
+        threshold[n] = which < firsts ? ListedChoice::FirstKey(which) : which < all ? list_.keys[which - firsts] : 0u;
       }
-#pragma unroll 2
-      for (int32_t v = 0; v < p_.key_words() / 4; ++v) {
-        const uint4 four = reinterpret_cast<const uint4*>(keys_)[v];
+#pragma unroll 1
+      for (int32_t slot = 0; slot < p_.choices; slot += MapsParams::kCountedAtOnce) {
+        const uint4* four = reinterpret_cast<const uint4*>(list_.keys + slot);
+        const uint4 low = four[0], high = four[1];
+        const uint32_t keys[MapsParams::kCountedAtOnce] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-          below[n] += four.x < threshold[n];
-          below[n] += four.y < threshold[n];
-          below[n] += four.z < threshold[n];
-          below[n] += four.w < threshold[n];
+        for (int k = 0; k < MapsParams::kCountedAtOnce; ++k) {
+#pragma unroll
+          for (int n = 0; n < kThresholds; ++n) below[n] += keys[k] < threshold[n];
         }
       }
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
+      for (int n = 0; n < kThresholds; ++n) {
         const int32_t which = i + n * step;
         if (which < firsts) {
           p_.maps.expert_first_token_offset[which] = below[n];
-        } else if (which < thresholds) {
-          Write(threshold[n], below[n]);
+        } else if (which < all) {
+          Write({threshold[n], list_.rows[which - firsts]}, below[n]);
         }
       }
     }
   }
 
   __device__ void BuildByMasks() {
-    __shared__ int32_t of_warps[kThreads / 32];
-    const int32_t words = p_.mask_words(), stride = p_.mask_stride();
-    for (int32_t i = thread_; i < p_.choices(); i += kThreads) {
-      const uint32_t bit = BitOf(keys_[i]);
-      atomicOr(masks_ + bit / 32 * stride + ExpertOf(keys_[i]), 1u << bit % 32);
+    const int32_t stride = p_.mask_stride();
+#pragma unroll 1
+    for (int32_t i = thread_; i < p_.choices; i += kThreads) {
+      const ListedChoice choice = list_[i];
+      atomicOr(masks_ + choice.bit() / 32 * stride + choice.expert(), 1u << choice.bit() % 32);
     }
     BlockSync(barrier_, kThreads);
-    // A thread's experts are neighbours.
-    const int32_t per_thread = (p_.experts + kThreads) / kThreads;
-    const int32_t begin = thread_ * per_thread, end = min(begin + per_thread, p_.experts + 1);
-    int32_t count = 0;
-    for (int32_t e = begin; e < end; ++e) count += CountOf(e, words);
-    int32_t start = ExclusiveSum<kThreads>(count, thread_, barrier_, of_warps);
-    for (int32_t e = begin; e < end; ++e) {
-      starts_[e] = start;
-      start += CountOf(e, words);
-    }
+    SumCounts();
     BlockSync(barrier_, kThreads);
-    const int32_t first = static_cast<int32_t>(ClusterRank()) * kThreads + thread_;
-    const int32_t step = static_cast<int32_t>(ClusterBlocks()) * kThreads;
-    for (int32_t i = first; i < p_.choices(); i += step) {
-      const uint32_t bit = BitOf(keys_[i]);
-      const int32_t expert = ExpertOf(keys_[i]);
-      const uint32_t before = masks_[bit / 32 * stride + expert] & ((1u << bit % 32) - 1u);
-      Write(keys_[i], starts_[expert] + CountOf(expert, bit / 32) + __popc(before));
+    const int32_t step = this->step();
+#pragma unroll 1
+    for (int32_t i = first(); i < p_.choices; i += step) {
+      const ListedChoice choice = list_[i];
+      const int32_t expert = choice.expert();
+      int32_t position = starts_[expert];
+      const uint32_t* word = masks_ + expert;
+#pragma unroll 1
+      for (uint32_t bits = choice.bit(); bits >= 32; bits -= 32, word += stride) position += __popc(*word);
+      position += __popc(*word & ((1u << choice.bit() % 32) - 1u));
+      Write(choice, position);
     }
-    for (int32_t e = first; e <= p_.experts; e += step) p_.maps.expert_first_token_offset[e] = starts_[e];
+#pragma unroll 2
+    for (int32_t e = first(); e <= p_.experts; e += step) p_.maps.expert_first_token_offset[e] = starts_[e];
   }
 
-  static __device__ int32_t ExpertOf(uint32_t key) { return static_cast<int32_t>(key >> kLog2ListedChoices); }
-  static __device__ int32_t SlotOf(uint32_t key) { return static_cast<int32_t>(key & (kMaxListedChoices - 1)); }
-  __device__ uint32_t BitOf(uint32_t key) const {
-    return static_cast<uint32_t>(SlotOf(key)) / static_cast<uint32_t>(p_.choices_per_bit);
-  }
-
-  // Bits in the first words of an expert's mask.
-  __device__ int32_t CountOf(int32_t expert, int32_t words) const {
-    int32_t count = 0;
-    for (int32_t word = 0; word < words; ++word) count += __popc(masks_[word * p_.mask_stride() + expert]);
-    return count;
-  }
-
-  __device__ void Write(uint32_t key, int32_t position) const {
-    const int32_t expert = ExpertOf(key), slot = SlotOf(key);
-    const int32_t token = slot / p_.k;
-    const int32_t row = (slot - token * p_.k) * p_.tokens + token;
-    p_.maps.permuted_to_unpermuted[position] = row;
-    p_.maps.unpermuted_to_permuted[row] = expert < p_.experts ? position : -1;
+  __device__ void Write(const ListedChoice& choice, int32_t position) const {
+    const int32_t expert = choice.expert();
+    p_.maps.permuted_to_unpermuted[position] = choice.row;
+    p_.maps.unpermuted_to_permuted[choice.row] = expert < p_.experts ? position : -1;
     p_.maps.permuted_to_expert[position] = expert;
   }
 
+  // starts_ of all experts; a thread has eight neighbours.
+  __device__ void SumCounts() {
+    __shared__ int32_t of_warps[kThreads / 32];
+    constexpr int kOwned = kListedExpertsPerThread;
+    const bool owns = thread_ * kOwned < p_.mask_stride();
+    int32_t count[kOwned] = {};
+    if (owns) {
+      const uint32_t* word = masks_ + thread_ * kOwned;
+#pragma unroll 1
+      for (int32_t w = 0; w < p_.mask_words(); ++w, word += p_.mask_stride()) {
+        const uint4 low = reinterpret_cast<const uint4*>(word)[0], high = reinterpret_cast<const uint4*>(word)[1];
+        const uint32_t words[kOwned] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int n = 0; n < kOwned; ++n) count[n] += __popc(words[n]);
+      }
+    }
+    int32_t start[kOwned + 1] = {};
+#pragma unroll
+    for (int n = 0; n < kOwned; ++n) start[n + 1] = start[n] + count[n];
+    const int32_t before = ExclusiveSum<kThreads>(start[kOwned], thread_, barrier_, of_warps);
+    if (!owns) return;
+    int4* starts = reinterpret_cast<int4*>(starts_ + thread_ * kOwned);
+    starts[0] = make_int4(before, before + start[1], before + start[2], before + start[3]);
+    starts[1] = make_int4(before + start[4], before + start[5], before + start[6], before + start[7]);
+  }
+
   const MapsParams& p_;
-  uint32_t* keys_;
+  const ChoiceList list_;
   uint32_t* masks_;
   int32_t* starts_;  // of the experts
   const int thread_;

@@ -1,0 +1,272 @@
+"""FusedExperts on CUDA against float64 and against itself, bit for bit; by the launcher and through ORT."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ort_moe import kernels
+from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops import ROUTING_MAPS
+from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
+from tests.op_models import assert_same_bits, element_type, op_model, op_session
+from tests.router_cases import DTYPES
+
+pytestmark = pytest.mark.gpu
+
+Array = npt.NDArray[Any]
+
+POISON = 0xA5
+HALVES = ("float16", "bfloat16")
+FORMATS = ("dense", "nvfp4")
+
+
+def device_bytes(array: Array) -> Any:
+    """The array's bytes in device memory, as an OrtValue; at least 256 of them, so that an empty one has an address."""
+    import onnxruntime
+
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.pad(data, (0, max(0, 256 - data.size))), "cuda", 0)
+
+
+class Launcher:
+    """A case's inputs in device memory and the launcher over them."""
+
+    def __init__(self, case: ExpertsCase, *, shift: int = 0) -> None:
+        """`shift`: bytes by which x is moved off its alignment."""
+        self.case = case
+        feeds = case.feeds
+        self.values = {name: device_bytes(array) for name, array in feeds.items()}
+        x = np.ascontiguousarray(feeds["x"]).reshape(-1).view(np.uint8)
+        self.values["x"] = device_bytes(np.concatenate([np.zeros(shift, np.uint8), x]))
+        self.shift = shift
+        self.config = ExpertsConfig.from_attributes(case.all_attributes)
+        self.y = device_bytes(np.full(feeds["x"].nbytes, POISON, np.uint8))
+        self.sizes: dict[str, Any] = {
+            "tokens": math.prod(case.leading),
+            "hidden": case.hidden,
+            "inner": case.inner,
+            "experts": case.experts,
+            "k": case.k,
+            "dtype": case.onnx_type,
+        }
+        size = kernels.fused_experts_scratch_bytes(self.config, **self.sizes, with_maps=case.has_maps)
+        self.scratch = device_bytes(np.full(size, 0xFF, np.uint8))  # NaN, where it is read before it is written
+
+    def __call__(self) -> Array:
+        """Launches; y, (..., H)."""
+        layers = {
+            layer: kernels.ExpertLayer(
+                *(self.address(f"{layer}_{part}") for part in ("weights", "scales", "global_scale", "bias"))  # type: ignore[arg-type]
+            )
+            for layer in ("fc1", "fc2")
+        }
+        maps = None
+        if self.case.has_maps:
+            maps = kernels.RoutingMaps(*(self.values[tensor.name].data_ptr() for tensor in ROUTING_MAPS))
+        kernels.fused_experts(
+            self.config,
+            **self.sizes,
+            **layers,
+            x=self.values["x"].data_ptr() + self.shift,
+            weights=self.values["weights"].data_ptr(),
+            indices=self.values["indices"].data_ptr(),
+            residual=self.address("residual"),
+            maps=maps,
+            y=self.y.data_ptr(),
+            scratch=self.scratch.data_ptr(),
+        )
+        dtype, shape = DTYPES[self.case.onnx_type], self.case.feeds["x"].shape
+        count = math.prod(shape) * dtype.itemsize
+        return self.y.numpy()[:count].view(dtype).reshape(shape)
+
+    def address(self, name: str) -> int | None:
+        return self.values[name].data_ptr() if name in self.values else None
+
+
+def launch(case: ExpertsCase) -> Array:
+    return Launcher(case)()
+
+
+# --- Against float64 ---
+
+
+@st.composite
+def fast_cases(draw: st.DrawFn) -> ExpertsCase:
+    """Calls that take the tensor cores."""
+    case = draw(experts_cases(HALVES))
+    sizes = st.sampled_from((32, 64, 96, 128, 160, 288, 640))
+    leading = draw(st.sampled_from((case.leading, (40,), (70,))))
+    # Without global scales weights are large, and squares leave float16's range.
+    has_global_scale = case.has_global_scale or case.onnx_type == "float16"
+    return dataclasses.replace(
+        case, leading=leading, hidden=draw(sizes), inner=draw(sizes), has_global_scale=has_global_scale
+    )
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(fast_cases())
+def test_every_call_on_tensor_cores(case: ExpertsCase) -> None:
+    case.check(launch(case), cancels=True)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(experts_cases())
+def test_every_call(case: ExpertsCase) -> None:
+    case.check(launch(case), cancels=True)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("onnx_type", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a['activation']}{a['gated']}")
+def test_activations(activation: dict[str, Any], onnx_type: str, weight_format: str) -> None:
+    for tokens in (1, 9, 70):
+        case = ExpertsCase((tokens,), 5, 2, 160, 96, onnx_type, weight_format, activation, has_bias=True)
+        case.check(launch(case))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("onnx_type", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 64, 65, 200])
+def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
+    """Few and many, maps given and built; all tokens on one expert, experts without tokens, ids outside."""
+    for n, choices in enumerate(("random", "one_expert", "outside", "none")):
+        case = ExpertsCase(
+            (tokens,), 40, 2, 96, 64, onnx_type, weight_format, choices=choices, has_maps=n % 2 == tokens % 2,
+            has_residual=True, seed=tokens,
+        )  # fmt: skip
+        case.check(launch(case), cancels=True)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("onnx_type", DTYPES)
+@pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (2048, 768), (2880, 2880), (7168, 256)])
+def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
+    case = ExpertsCase((3,), 2, 2, hidden, inner, onnx_type, weight_format)
+    case.check(launch(case))
+
+
+def test_no_tokens() -> None:
+    for weight_format in FORMATS:
+        case = ExpertsCase((2, 0), 4, 2, 64, 32, "float16", weight_format, has_residual=True)
+        assert launch(case).shape == (2, 0, 64)
+
+
+def test_special_values_stay_in_their_row() -> None:
+    """NaN and infinities in one token leave the others' bits alone."""
+    for weight_format in FORMATS:
+        case = ExpertsCase((5,), 3, 2, 96, 64, "bfloat16", weight_format)
+        clean = launch(case)
+        case.feeds["x"][2, 7], case.feeds["x"][3, 8] = np.nan, np.inf
+        soiled = launch(case)
+        assert np.isnan(soiled[2].astype(np.float32)).all()
+        assert_same_bits(soiled[[0, 1, 4]], clean[[0, 1, 4]])
+
+
+def test_extreme_scales() -> None:
+    """The largest, the smallest and a NaN scale, exact in both half types."""
+    for onnx_type in HALVES:
+        case = ExpertsCase((2,), 2, 1, 128, 64, onnx_type, "nvfp4", {"activation": "identity", "gated": 0})
+        scales = case.feeds["fc1_scales"].view(np.uint8)
+        scales[:] = np.random.default_rng(0).choice(np.array([0x7E, 0x01, 0x07, 0x08, 0xB8], np.uint8), scales.shape)
+        case.feeds["x"][:] = (case.feeds["x"].astype(np.float32) / 256).astype(case.feeds["x"].dtype)
+        case.check(launch(case))
+        scales[:] = 0x7F
+        assert np.isnan(launch(case).astype(np.float32)).all()
+
+
+def test_addresses_off_their_alignment() -> None:
+    for weight_format in FORMATS:
+        case = ExpertsCase((3,), 4, 2, 64, 32, "float16", weight_format)
+        case.check(Launcher(case, shift=2)())
+
+
+# --- The same bits ---
+
+
+def bit_cases() -> Iterator[ExpertsCase]:
+    for onnx_type in DTYPES:
+        for weight_format in FORMATS:
+            for tokens in (1, 4, 12, 200):
+                yield ExpertsCase(
+                    (tokens,), 16, 8, 256, 160, onnx_type, weight_format, has_bias=True, has_residual=True, seed=tokens
+                )
+
+
+def test_runs_repeat() -> None:
+    for case in bit_cases():
+        launcher = Launcher(case)
+        first = launcher().copy()
+        for _ in range(20):
+            assert_same_bits(launcher(), first)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("onnx_type", DTYPES)
+def test_a_token_alone_has_the_bits_that_it_has_among_others(onnx_type: str, weight_format: str) -> None:
+    """Also across few and many slots, and so across FC2 with finalize and FinalizeRouting."""
+    case = ExpertsCase((200,), 16, 8, 640, 1152, onnx_type, weight_format, has_bias=True, has_residual=True)
+    together = launch(case)
+    for first, count in ((0, 1), (7, 2), (100, 15), (199, 1)):
+        alone = dataclasses.replace(case, leading=(count,))
+        for name, array in case.feeds.items():
+            rows = name in ("x", "weights", "indices", "residual")
+            alone.feeds[name] = array[first : first + count] if rows else array
+        assert_same_bits(launch(alone), together[first : first + count])
+
+
+def test_given_maps_and_own_maps() -> None:
+    for case in bit_cases():
+        assert_same_bits(launch(dataclasses.replace(case, has_maps=True)), launch(case))
+
+
+@pytest.mark.parametrize("switch", ["ORT_MOE_PDL", "ORT_MOE_FC1_PDL"])
+def test_overlap_changes_no_bit(switch: str, tmp_path: Path) -> None:
+    """The switches are read once, so the other setting runs in a process of its own."""
+    script = (
+        "import sys, numpy as np; from tests.custom_ops.test_fused_experts_cuda import bit_cases, launch;"
+        "np.savez(sys.argv[1], *[launch(case).view(np.uint8) for case in bit_cases()])"
+    )
+    path = tmp_path / "y.npz"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True, env=os.environ | {switch: "0"})
+    with np.load(path) as other:
+        for case, name in zip(bit_cases(), other.files, strict=True):
+            assert (launch(case).view(np.uint8) == other[name]).all(), case
+
+
+# --- Through ONNX Runtime ---
+
+
+@pytest.mark.parametrize("case", list(bit_cases()), ids=lambda c: f"{c.onnx_type}-{c.weight_format}-{c.leading[0]}")
+def test_sessions_and_graph_replays_give_the_launchers_bits(case: ExpertsCase) -> None:
+    """Fixed buffers and new choices at every run, so that a graph's replays are seen to read them."""
+    for graph in ("0", "1"):
+        model = op_model("FusedExperts", case.feeds, case.all_attributes)
+        session = op_session(model, [("CUDAExecutionProvider", {"enable_cuda_graph": graph})])  # type: ignore[list-item]
+        launcher = Launcher(case)
+        binding = session.io_binding()
+        for name, array in case.feeds.items():
+            address = launcher.values[name].data_ptr()
+            binding.bind_input(name, "cuda", 0, element_type(array.dtype), array.shape, address)
+        y = device_bytes(np.full(case.feeds["x"].nbytes, POISON, np.uint8))
+        kind, shape = element_type(case.feeds["x"].dtype), case.feeds["x"].shape
+        binding.bind_output("y", "cuda", 0, kind, shape, y.data_ptr())
+        for seed in range(3):
+            indices = np.random.default_rng(seed).integers(-1, case.experts + 1, case.feeds["indices"].shape, np.int32)
+            data = indices.reshape(-1).view(np.uint8)
+            launcher.values["indices"].update_inplace(np.pad(data, (0, max(0, 256 - data.size))))
+            session.run_with_iobinding(binding)
+            got = y.numpy()[: case.feeds["x"].nbytes].view(case.feeds["x"].dtype).reshape(shape)
+            assert_same_bits(got, launcher())
