@@ -42,13 +42,13 @@ __device__ __forceinline__ void ClusterWait() {
 }
 
 // *address = value in the shared memory of the cluster's block `rank`, for the same variable of this block.
-__device__ __forceinline__ void StoreInBlock(uint32_t rank, uint32_t* address, uint32_t value) {
+__device__ __forceinline__ void StoreInBlock(uint32_t rank, uint64_t* address, uint64_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(address));
   asm volatile(
-      "{ .reg .u32 remote; mapa.shared::cluster.u32 remote, %0, %1; st.shared::cluster.u32 [remote], %2; }" ::"r"(
+      "{ .reg .u32 remote; mapa.shared::cluster.u32 remote, %0, %1; st.shared::cluster.u64 [remote], %2; }" ::"r"(
           local),
-      "r"(rank), "r"(value)
+      "r"(rank), "l"(value)
       : "memory");
 #else
   *address = value;

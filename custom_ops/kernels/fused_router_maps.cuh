@@ -55,15 +55,13 @@ class RouterMaps {
   __device__ void Publish(int64_t row, int32_t rank, int32_t expert) {
     const int32_t token = static_cast<int32_t>(row), tokens = static_cast<int32_t>(p_.rows);
     const ListedChoice choice(expert, token, rank * tokens + token);
-    const ChoiceList list = p_.maps.list(shared_);
+    uint64_t* slot = reinterpret_cast<uint64_t*>(shared_) + choice.row;
+    const uint64_t bits = static_cast<uint64_t>(static_cast<uint32_t>(choice.row)) << 32 | choice.key;
     if (blocks_ == 1u) {
-      list.Set(choice.row, choice);
+      *slot = bits;
     } else {
 #pragma unroll 1
-      for (uint32_t block = 0; block < blocks_; ++block) {
-        StoreInBlock(block, list.keys + choice.row, choice.key);
-        StoreInBlock(block, reinterpret_cast<uint32_t*>(list.rows) + choice.row, static_cast<uint32_t>(choice.row));
-      }
+      for (uint32_t block = 0; block < blocks_; ++block) StoreInBlock(block, slot, bits);
     }
   }
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kListThreads)
     const int32_t index = indices[slot];
     const int32_t token = slot / k;
     const int32_t row = (slot - token * k) * tokens + token;
-    maps.list().Set(slot, ListedChoice(index >= 0 && index < p.experts ? index : p.experts, slot, row));
+    maps.list()[slot] = ListedChoice(index >= 0 && index < p.experts ? index : p.experts, slot, row);
   }
   __syncthreads();
   maps.Build();

@@ -1,13 +1,11 @@
 // Routing maps of up to 1024 choices from a list in shared memory, by some threads of one block, or of each block of a
 // cluster, which then share the writing.
 //
-// The permuted order is that of the choices' keys: the expert over the place among the expert's own.
-//   few choices    every threshold, a choice's key or an expert's first possible one, counts the keys below it: no
-//                  step waits for another
-//   more choices   every choice sets a bit of its expert's mask, whose number is its place; the order in which bits are
-//                  set has no effect. Sums of the masks' bits over the experts are the offsets, and the bits before a
-//                  choice's own come on top.
-// The code is short rather than unrolled: it runs once, and its instructions take longer to arrive than to execute.
+// Every choice sets a bit of its expert's mask, whose number is its place in the order of the expert's rows; the order
+// in which bits are set has no effect. Sums of the masks' bits over the experts are the offsets, and the bits before a
+// choice's own are its place behind them. The code is short rather than unrolled: it runs once, and its instructions
+// take longer to arrive than to execute. (Counting, for every expert, the keys below it is no faster for one token and
+// slower for four.)
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,7 +22,7 @@ namespace ort_moe {
 constexpr int32_t kMaxListedChoices = 1 << 10;
 constexpr int32_t kListedExpertsPerThread = 8;
 
-// A choice: its expert (E: none) over the number of its bit, and its expanded row.
+// A choice: its expert (E: none), the number of its bit, and its expanded row. A list has them in any order.
 struct ListedChoice {
   uint32_t key;
   int32_t row;
@@ -32,24 +30,11 @@ struct ListedChoice {
   static constexpr int kLog2Bits = 10;
   static_assert(kMaxListedChoices <= 1 << kLog2Bits);
 
-  __device__ ListedChoice(uint32_t key, int32_t row) : key(key), row(row) {}
-  __device__ ListedChoice(int32_t expert, int32_t bit, int32_t row) : key(FirstKey(expert) | bit), row(row) {}
+  __device__ ListedChoice(int32_t expert, int32_t bit, int32_t row)
+      : key(static_cast<uint32_t>(expert) << kLog2Bits | static_cast<uint32_t>(bit)), row(row) {}
 
-  static __device__ uint32_t FirstKey(int32_t expert) { return static_cast<uint32_t>(expert) << kLog2Bits; }
   __device__ int32_t expert() const { return static_cast<int32_t>(key >> kLog2Bits); }
   __device__ uint32_t bit() const { return key & ((1u << kLog2Bits) - 1u); }
-};
-
-// The choices in shared memory, in any order.
-struct ChoiceList {
-  uint32_t* keys;
-  int32_t* rows;
-
-  __device__ void Set(int32_t slot, const ListedChoice& choice) const {
-    keys[slot] = choice.key;
-    rows[slot] = choice.row;
-  }
-  __device__ ListedChoice operator[](int32_t slot) const { return {keys[slot], rows[slot]}; }
 };
 
 // What is to be built, of which a list's size in shared memory follows.
@@ -64,18 +49,9 @@ struct MapsParams {
   __host__ __device__ int32_t mask_stride() const {
     return (experts + kListedExpertsPerThread) / kListedExpertsPerThread * kListedExpertsPerThread;
   }
-  static constexpr int32_t kMaxCounted = 48;  // choices
-  static constexpr int32_t kCountedAtOnce = 8;
-
-  __host__ __device__ bool counts() const { return choices <= kMaxCounted; }
-  __host__ __device__ int32_t slots() const { return (choices + kCountedAtOnce - 1) / kCountedAtOnce * kCountedAtOnce; }
+  __host__ __device__ size_t list_bytes() const { return static_cast<size_t>(choices + 1) / 2 * 16; }
   __host__ __device__ size_t SharedBytes() const {
-    const int32_t mask_words_and_starts = counts() ? 0 : (mask_words() + 1) * mask_stride();
-    return (2 * static_cast<size_t>(slots()) + mask_words_and_starts) * sizeof(uint32_t);
-  }
-  __device__ ChoiceList list(unsigned char* shared) const {
-    uint32_t* keys = reinterpret_cast<uint32_t*>(shared);
-    return {keys, reinterpret_cast<int32_t*>(keys + slots())};
+    return list_bytes() + static_cast<size_t>(mask_words() + 1) * mask_stride() * sizeof(uint32_t);
   }
 };
 
@@ -88,76 +64,23 @@ class MapsFromList {
 
   __device__ MapsFromList(const MapsParams& p, unsigned char* shared, int thread, int barrier)
       : p_(p),
-        list_(p.list(shared)),
-        masks_(list_.keys + 2 * p.slots()),
+        list_(reinterpret_cast<ListedChoice*>(shared)),
+        masks_(reinterpret_cast<uint32_t*>(shared + p.list_bytes())),
         starts_(reinterpret_cast<int32_t*>(masks_ + p.mask_words() * p.mask_stride())),
         thread_(thread),
         barrier_(barrier) {}
 
-  __device__ const ChoiceList& list() const { return list_; }
+  __device__ ListedChoice* list() const { return list_; }
 
   __device__ void Prepare() {
-    if (p_.counts()) {
-      const int32_t slot = p_.choices + thread_;
-      if (slot < p_.slots()) list_.keys[slot] = 0xffffffffu;
-    } else {
-      uint4* masks = reinterpret_cast<uint4*>(masks_);
-      const int32_t vectors = p_.mask_words() * p_.mask_stride() / 4;
+    uint4* masks = reinterpret_cast<uint4*>(masks_);
+    const int32_t vectors = p_.mask_words() * p_.mask_stride() / 4;
 #pragma unroll 1
-      for (int32_t i = thread_; i < vectors; i += kThreads) masks[i] = make_uint4(0u, 0u, 0u, 0u);
-    }
+    for (int32_t i = thread_; i < vectors; i += kThreads) masks[i] = make_uint4(0u, 0u, 0u, 0u);
     BlockSync(barrier_, kThreads);
   }
 
   __device__ void Build() {
-    if (p_.counts()) {
-      BuildByCounting();
-    } else {
-      BuildByMasks();
-    }
-  }
-
- private:
-  // The blocks of a cluster share thresholds, choices and offsets.
-  __device__ int32_t first() const { return static_cast<int32_t>(ClusterRank()) * kThreads + thread_; }
-  __device__ int32_t step() const { return static_cast<int32_t>(ClusterBlocks()) * kThreads; }
-
-  __device__ void BuildByCounting() {
-    constexpr int kThresholds = 4;
-    const int32_t firsts = p_.experts + 1, all = firsts + p_.choices, step = this->step();
-#pragma unroll 1
-    for (int32_t i = first(); i < all; i += kThresholds * step) {
-      uint32_t threshold[kThresholds];
-      int32_t below[kThresholds] = {};
-#pragma unroll
-      for (int n = 0; n < kThresholds; ++n) {
-        const int32_t which = i + n * step;
-        threshold[n] = which < firsts ? ListedChoice::FirstKey(which) : which < all ? list_.keys[which - firsts] : 0u;
-      }
-#pragma unroll 1
-      for (int32_t slot = 0; slot < p_.choices; slot += MapsParams::kCountedAtOnce) {
-        const uint4* four = reinterpret_cast<const uint4*>(list_.keys + slot);
-        const uint4 low = four[0], high = four[1];
-        const uint32_t keys[MapsParams::kCountedAtOnce] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int k = 0; k < MapsParams::kCountedAtOnce; ++k) {
-#pragma unroll
-          for (int n = 0; n < kThresholds; ++n) below[n] += keys[k] < threshold[n];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kThresholds; ++n) {
-        const int32_t which = i + n * step;
-        if (which < firsts) {
-          p_.maps.expert_first_token_offset[which] = below[n];
-        } else if (which < all) {
-          Write({threshold[n], list_.rows[which - firsts]}, below[n]);
-        }
-      }
-    }
-  }
-
-  __device__ void BuildByMasks() {
     const int32_t stride = p_.mask_stride();
 #pragma unroll 1
     for (int32_t i = thread_; i < p_.choices; i += kThreads) {
@@ -167,9 +90,10 @@ class MapsFromList {
     BlockSync(barrier_, kThreads);
     SumCounts();
     BlockSync(barrier_, kThreads);
-    const int32_t step = this->step();
+    const int32_t first = static_cast<int32_t>(ClusterRank()) * kThreads + thread_;
+    const int32_t step = static_cast<int32_t>(ClusterBlocks()) * kThreads;
 #pragma unroll 1
-    for (int32_t i = first(); i < p_.choices; i += step) {
+    for (int32_t i = first; i < p_.choices; i += step) {
       const ListedChoice choice = list_[i];
       const int32_t expert = choice.expert();
       int32_t position = starts_[expert];
@@ -177,19 +101,15 @@ class MapsFromList {
 #pragma unroll 1
       for (uint32_t bits = choice.bit(); bits >= 32; bits -= 32, word += stride) position += __popc(*word);
       position += __popc(*word & ((1u << choice.bit() % 32) - 1u));
-      Write(choice, position);
+      p_.maps.permuted_to_unpermuted[position] = choice.row;
+      p_.maps.unpermuted_to_permuted[choice.row] = expert < p_.experts ? position : -1;
+      p_.maps.permuted_to_expert[position] = expert;
     }
 #pragma unroll 2
-    for (int32_t e = first(); e <= p_.experts; e += step) p_.maps.expert_first_token_offset[e] = starts_[e];
+    for (int32_t e = first; e <= p_.experts; e += step) p_.maps.expert_first_token_offset[e] = starts_[e];
   }
 
-  __device__ void Write(const ListedChoice& choice, int32_t position) const {
-    const int32_t expert = choice.expert();
-    p_.maps.permuted_to_unpermuted[position] = choice.row;
-    p_.maps.unpermuted_to_permuted[choice.row] = expert < p_.experts ? position : -1;
-    p_.maps.permuted_to_expert[position] = expert;
-  }
-
+ private:
   // starts_ of all experts; a thread has eight neighbours.
   __device__ void SumCounts() {
     __shared__ int32_t of_warps[kThreads / 32];
@@ -217,7 +137,7 @@ class MapsFromList {
   }
 
   const MapsParams& p_;
-  const ChoiceList list_;
+  ListedChoice* list_;
   uint32_t* masks_;
   int32_t* starts_;  // of the experts
   const int thread_;
