@@ -38,7 +38,6 @@ struct Plan {
   Path path = Path::kPlain;
   int chunk = 1;
   LayerParams fc1{}, fc2{};  // depth and slices
-  int sets = 2;
   int fc2_warps = 0;
   int64_t activated_stride = 0;  // elements
 };
@@ -63,7 +62,7 @@ void Slice(LayerParams* layer, int64_t depth, int64_t slices) {
 }
 
 template <typename Format>
-Plan PlanOf(bool gated, const ExpertsArgs& args, size_t shared_limit) {
+Plan PlanOf(const ExpertsArgs& args, size_t shared_limit) {
   constexpr int64_t kFc1Slices = 2;      // more warps would repeat what each does once
   constexpr int64_t kFc2SliceSteps = 8;  // a unit of FC2, while there are few
   Plan plan;
@@ -73,8 +72,8 @@ Plan PlanOf(bool gated, const ExpertsArgs& args, size_t shared_limit) {
   Slice<Format>(&plan.fc2, args.inner, std::clamp<int64_t>(CeilDiv(fc2_steps, kFc2SliceSteps), 1, kMaxSlices));
   for (plan.chunk = 1; plan.chunk < std::min<int64_t>(args.tokens, kMaxChunk);) plan.chunk *= 2;
   for (; plan.chunk > 0; plan.chunk /= 2) {
-    if (GroupedSharedBytes<Format>(plan.fc1, plan.chunk, plan.sets) <= shared_limit &&
-        GroupedSharedBytes<Format>(plan.fc2, plan.chunk, plan.sets) <= shared_limit) {
+    if (GroupedSharedBytes<Format>(plan.fc1, plan.chunk) <= shared_limit &&
+        GroupedSharedBytes<Format>(plan.fc2, plan.chunk) <= shared_limit) {
       break;
     }
   }
@@ -86,11 +85,6 @@ Plan PlanOf(bool gated, const ExpertsArgs& args, size_t shared_limit) {
     plan.fc2_warps = static_cast<int>(CeilDiv(units, CeilDiv(units, kMaxFc2Warps)));
     const size_t bytes = Fc2Shared<Format>::Bytes(plan.fc2, static_cast<int>(slots), kFc2Chunk, plan.fc2_warps);
     if (bytes <= shared_limit) plan.path = Path::kFew;
-    // More warps share a token's activations once several tokens take more of shared memory.
-    if (plan.path == Path::kFew && gated && args.tokens > 1 &&
-        GroupedSharedBytes<Format>(plan.fc1, plan.chunk, kMaxSets) <= shared_limit) {
-      plan.sets = kMaxSets;
-    }
   }
   return plan;
 }
@@ -105,8 +99,8 @@ Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
     return PlainPlan(args);
   }
   return config.weight_format == WeightFormat::kNvfp4
-             ? PlanOf<Nvfp4Format<__half>>(config.gated, args, static_cast<size_t>(shared_limit))
-             : PlanOf<DenseFormat<__half>>(config.gated, args, static_cast<size_t>(shared_limit));
+             ? PlanOf<Nvfp4Format<__half>>(args, static_cast<size_t>(shared_limit))
+             : PlanOf<DenseFormat<__half>>(args, static_cast<size_t>(shared_limit));
 }
 
 // Parts of the scratch, in order.
@@ -168,7 +162,6 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.experts = static_cast<int32_t>(args.experts);
   p.activated_stride = static_cast<int32_t>(plan.activated_stride);
   p.chunk = plan.chunk;
-  p.sets = plan.sets;
   p.by_expert = p.slots > 2 * args.experts || p.slots > kMaxGridY;
   p.activation = config.activation;
   p.gated = config.gated;
@@ -183,12 +176,12 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
 template <typename Format, bool kFirst, bool kMaps>
 cudaError_t LaunchGrouped(const ExpertsParams& p, cudaStream_t stream) {
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
-  const int columns = p.sets * (kFirst && p.gated ? kTileRows : kSetRows);  // of a block's results
+  const int columns = kSets * (kFirst && p.gated ? kTileRows : kSetRows);  // of a block's results
   const int tiles = (kFirst && p.gated ? layer.rows / 2 : layer.rows) / columns;
   const dim3 grid(tiles, kMaps && p.by_expert ? p.experts : p.slots);
-  return LaunchClusters<GroupedKernel<Format, kFirst, kMaps>>(
-      kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1, grid, p.sets * layer.slices * kLanes,
-      GroupedSharedBytes<Format>(layer, p.chunk, p.sets), stream, p);
+  return LaunchClusters<GroupedKernel<Format, kFirst, kMaps>>(kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1, grid,
+                                                              kSets * layer.slices * kLanes,
+                                                              GroupedSharedBytes<Format>(layer, p.chunk), stream, p);
 }
 
 template <typename Format>

@@ -30,20 +30,19 @@ template <typename Format>
 struct Fc2Shared {
   static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int chunk, int warps) {
     const size_t slot_bytes = ActivationStride<Format>(layer.depth) * sizeof(typename Format::Element) +
-                              layer.slices * kTileRows * sizeof(float) + (6 + chunk) * sizeof(int32_t);
+                              layer.slices * kTileRows * sizeof(float) + (5 + chunk) * sizeof(int32_t);
     return static_cast<size_t>(warps) * WeightRing<Format, kFc2Ring>::kBytes + (slots + 3) / 4 * 4 * slot_bytes +
-           sizeof(uint4) + sizeof(int32_t);
+           sizeof(int32_t);
   }
 
   __device__ __forceinline__ Fc2Shared(uint4* memory, const ExpertsParams& p) {
     const int slots = (p.slots + 3) / 4 * 4;
     rings = reinterpret_cast<char*>(memory);
-    activations = reinterpret_cast<uint4*>(rings + blockDim.x / kLanes * WeightRing<Format, kFc2Ring>::kBytes);
-    zero = activations + slots * (ActivationStride<Format>(p.fc2.depth) / kVectorElements);
-    indices = reinterpret_cast<int32_t*>(zero + 1);
+    activations =
+        reinterpret_cast<typename Format::Element*>(rings + blockDim.x / kLanes * WeightRing<Format, kFc2Ring>::kBytes);
+    indices = reinterpret_cast<int32_t*>(activations + slots * ActivationStride<Format>(p.fc2.depth));
     mix = reinterpret_cast<float*>(indices + slots);
-    factor = mix + slots;
-    partial = factor + slots;
+    partial = mix + slots;
     item_of = reinterpret_cast<int32_t*>(partial + slots * p.fc2.slices * kTileRows);
     item_slot = item_of + slots;
     item_count = item_slot + slots;
@@ -51,17 +50,15 @@ struct Fc2Shared {
     num_items = members + slots * p.chunk;
   }
 
-  char* rings;          // of each warp
-  uint4* activations;   // (slots, stride)
-  uint4* zero;          // a vector of zeros
-  int32_t* indices;     // (slots), -1 where there is no expert
-  float* mix;           // (slots)
-  float* factor;        // (slots) of the conversion of their activations
-  float* partial;       // (slots, slices, kTileRows)
-  int32_t* item_of;     // (slots) of a slot that begins an item: which
-  int32_t* item_slot;   // (items) one of the item's slots
-  int32_t* item_count;  // (items) tokens
-  int32_t* members;     // (items, chunk) their slots
+  char* rings;                            // of each warp
+  typename Format::Element* activations;  // (slots, ActivationStride)
+  int32_t* indices;                       // (slots), -1 where there is no expert
+  float* mix;                             // (slots)
+  float* partial;                         // (slots, slices, kTileRows)
+  int32_t* item_of;                       // (slots) of a slot that begins an item: which
+  int32_t* item_slot;                     // (items) one of the item's slots
+  int32_t* item_count;                    // (items) tokens
+  int32_t* members;                       // (items, chunk) their slots
   int32_t* num_items;
 };
 
@@ -114,8 +111,7 @@ __global__ void __launch_bounds__(kMaxFc2Warps* kLanes, 3) Fc2FinalizeKernel(con
   const Fc2Shared<Format> s(shared, p);
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, warps = blockDim.x / kLanes;
   const int slots = p.slots, slices = layer.slices;
-  const int stride = ActivationStride<Format>(layer.depth) / kVectorElements;
-  const StagedActivations staged{s.activations, stride, s.zero};
+  const int stride = ActivationStride<Format>(layer.depth);
   const int column = blockIdx.x * kTileRows;
 
   FindItems(p, s);
@@ -173,14 +169,15 @@ __global__ void __launch_bounds__(kMaxFc2Warps* kLanes, 3) Fc2FinalizeKernel(con
   WaitForPrevious();
   AllowNext();
 
-  if (threadIdx.x == 0) *s.zero = make_uint4(0, 0, 0, 0);
   for (int slot = warp; slot < slots; slot += warps) {
     if (s.indices[slot] < 0) continue;
     const T* const source = static_cast<const T*>(p.activated) + int64_t{slot} * p.activated_stride;
-    const uint32_t peak = Format::kConverts ? WarpPeak<Format>(source, layer.depth, true, lane, kLanes) : 0;
-    if (lane == 0) s.factor[slot] = Format::ConversionFactor(peak);
-    StageActivations<Format>(source, s.activations + slot * stride, layer.depth, true, peak, lane, kLanes);
+    for (int at = lane * kVectorElements; at < p.activated_stride; at += kLanes * kVectorElements) {
+      CopyAsync(s.activations + slot * stride + at, source + at, Format::VectorElement(at) < layer.depth);
+    }
   }
+  CommitCopies();
+  WaitForCopies<0>();
   __syncthreads();
 
   int group = 0;
@@ -188,27 +185,31 @@ __global__ void __launch_bounds__(kMaxFc2Warps* kLanes, 3) Fc2FinalizeKernel(con
     const int pair = slices == 1 ? unit : unit / slices, slice = slices == 1 ? 0 : unit % slices;
     const int counts[2] = {s.item_count[2 * pair], 2 * pair + 1 < items ? s.item_count[2 * pair + 1] : 0};
     const int32_t* const members[2] = {s.members + 2 * pair * p.chunk, s.members + (2 * pair + 1) * p.chunk};
+    // Columns 0 to 3 of the tensor core are the first expert's tokens, the others the second's; missing ones repeat
+    // one.
+    const int side = lane / 16 < 1 || counts[1] == 0 ? 0 : 1;
+    const int token_slot = members[side][min(lane / 4 % kFc2Chunk, counts[side] - 1)];
     const int2 steps = StepsOf<Format>(layer, slice);
-    const auto activation_row = [&](int tile, int token) { return members[tile][token]; };
-    Products<Format, true> products(staged, counts, activation_row);
+    const uint4* const vectors = reinterpret_cast<const uint4*>(s.activations + token_slot * stride) + lane % 4;
+    float sum[4] = {};
 #pragma unroll 1
     for (int first = steps.x; first < steps.y; first += Ring::kGroupSteps) {
       WaitForCopies<Ring::kGroups - 1>();
       __syncwarp();
-#pragma unroll 1
-      for (int step = 0; step < min(Ring::kGroupSteps, steps.y - first); ++step) {
-        uint4 words[2];
-        uint32_t scales[2];
-        ring.Read(group, step, words, scales);
-        products.Step(staged, counts, activation_row, words, scales, first + step);
-      }
+      ring.Accumulate(group, vectors + first * (Format::kStep / kVectorElements), steps.y - first, sum);
       __syncwarp();
       fill(group);
       group = group + 1 == Ring::kGroups ? 0 : group + 1;
     }
-    products.Emit(counts, [&](int tile, int token, int row, float sum) {
-      s.partial[(members[tile][token] * slices + slice) * kTileRows + row] = sum;
-    });
+    const int own_side = lane % 4 / 2;  // the expert of this lane's columns
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = lane % 2 * 2 + i;
+      if (token < counts[own_side]) {
+        const int slot = members[own_side][token];
+        s.partial[(slot * slices + slice) * kTileRows + lane / 4] = own_side == 0 ? sum[i] : sum[2 + i];
+      }
+    }
   }
   __syncthreads();
 
@@ -220,7 +221,6 @@ __global__ void __launch_bounds__(kMaxFc2Warps* kLanes, 3) Fc2FinalizeKernel(con
     float value = 0.0f;
     for (int slice = 0; slice < slices; ++slice) value = Add(value, sums[slice * kTileRows]);
     const float2 post = i == threadIdx.x ? own : scale_and_bias(i);
-    if constexpr (Format::kConverts) value = Mul(value, s.factor[slot]);
     sums[0] = Rounded<T>(Add(Mul(value, post.x), post.y));
   }
   __syncthreads();

@@ -12,16 +12,14 @@
 
 #include "kernels/fused_experts_activation.cuh"
 #include "kernels/fused_experts_groups.cuh"
-#include "kernels/fused_experts_product.cuh"
 #include "kernels/fused_experts_ring.cuh"
 #include "kernels/launch.cuh"
 
 namespace ort_moe {
 
-constexpr int kMaxSets = 4;  // of 16 weight rows in a block
+constexpr int kSets = 2;  // of 16 weight rows in a block
 constexpr int kSetRows = 2 * kTileRows;
 constexpr int kMaxSlices = 4;
-constexpr int kMaxGroupedWarps = 8;
 constexpr int kGroupedRing = 4;  // groups of steps ahead
 
 // Elements between the activations of two tokens: 64 bytes past a multiple of 128, so that no two tokens' vectors meet
@@ -34,46 +32,33 @@ __host__ __device__ __forceinline__ int ActivationStride(int depth) {
 }
 
 template <typename Format>
-__host__ __device__ __forceinline__ size_t GroupedSharedBytes(const LayerParams& layer, int chunk, int sets) {
-  return static_cast<size_t>(sets * layer.slices) *
+__host__ __device__ __forceinline__ size_t GroupedSharedBytes(const LayerParams& layer, int chunk) {
+  return static_cast<size_t>(kSets * layer.slices) *
              (WeightRing<Format, kGroupedRing>::kBytes + static_cast<size_t>(kSetRows * chunk) * sizeof(float)) +
-         sizeof(uint4) + sets * kSetRows * sizeof(float) + chunk * kMaxGroupedWarps * sizeof(uint32_t) +
+         kSets * kSetRows * sizeof(float) +
          static_cast<size_t>(chunk) * ActivationStride<Format>(layer.depth) * sizeof(typename Format::Element);
 }
 
-// A row of activations into shared memory by `threads` threads, of which this is number `thread`. `arranged`: the
-// source has them at Position already. Formats that convert need the row's peak.
+// A token's activations into shared memory, by the whole block. `arranged`: the source has them at Position already.
 template <typename Format>
-__device__ __forceinline__ void StageActivations(const typename Format::Element* source, uint4* target, int depth,
-                                                 bool arranged, uint32_t peak, int thread, int threads) {
+__device__ __forceinline__ void StageActivations(const typename Format::Element* source,
+                                                 typename Format::Element* target, int depth, bool arranged) {
   const int padded = (depth + Format::kStep - 1) / Format::kStep * Format::kStep;
 #pragma unroll 4
-  for (int k = thread * kVectorElements; k < padded; k += threads * kVectorElements) {
+  for (int k = threadIdx.x * kVectorElements; k < padded; k += blockDim.x * kVectorElements) {
     const int position = Format::Position(k);
     uint4 v = make_uint4(0, 0, 0, 0);
     if (k < depth) {
       v = *reinterpret_cast<const uint4*>(source + (arranged ? position : k));
       if (!arranged) v = Format::Arrange(v);
     }
-    target[position / kVectorElements] = Format::Convert(v, peak);
+    *reinterpret_cast<uint4*>(target + position) = v;
   }
-}
-
-// The peak of this warp's share of a row, in every lane.
-template <typename Format>
-__device__ __forceinline__ uint32_t WarpPeak(const typename Format::Element* source, int depth, bool arranged,
-                                             int thread, int threads) {
-  uint32_t peak = 0;
-#pragma unroll 4
-  for (int k = thread * kVectorElements; k < depth; k += threads * kVectorElements) {
-    peak = max(peak, Format::Peak(*reinterpret_cast<const uint4*>(source + (arranged ? Format::Position(k) : k))));
-  }
-  return __reduce_max_sync(0xffffffffu, peak);
 }
 
 // kFirst: FC1, x to activations; else FC2 of the activations, rounded, in permuted order. kMaps: groups by the maps.
 template <typename Format, bool kFirst, bool kMaps>
-__global__ void __launch_bounds__(kMaxGroupedWarps* kLanes, 3) GroupedKernel(const ExpertsParams p) {
+__global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(const ExpertsParams p) {
   using T = typename Format::Element;
   using Ring = WeightRing<Format, kGroupedRing>;
   extern __shared__ uint4 shared[];
@@ -81,15 +66,12 @@ __global__ void __launch_bounds__(kMaxGroupedWarps* kLanes, 3) GroupedKernel(con
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int slices = layer.slices, chunk = p.chunk;
   const int set = warp / slices, slice = warp % slices;
-  const int sets = p.sets, warps = sets * slices;
   char* const rings = reinterpret_cast<char*>(shared);
-  const int stride = ActivationStride<Format>(layer.depth) / kVectorElements;
-  uint4* const activations = reinterpret_cast<uint4*>(rings + warps * Ring::kBytes);  // (chunk, stride), a zero vector
-  const StagedActivations staged{activations, stride, activations + chunk * stride};
-  uint32_t* const peaks = reinterpret_cast<uint32_t*>(activations + chunk * stride + 1);  // (chunk, kMaxGroupedWarps)
-  float* const biases = reinterpret_cast<float*>(peaks + chunk * kMaxGroupedWarps) + set * kSetRows;
-  float* const partial =  // (sets, slices, chunk, kSetRows), of which the set's
-      reinterpret_cast<float*>(peaks + chunk * kMaxGroupedWarps) + (sets + set * slices * chunk) * kSetRows;
+  T* const activations = reinterpret_cast<T*>(rings + kSets * slices * Ring::kBytes);
+  const int stride = ActivationStride<Format>(layer.depth);
+  float* const biases = reinterpret_cast<float*>(activations + chunk * stride) + set * kSetRows;
+  float* const partial =  // (kSets, slices, chunk, kSetRows), of which the set's
+      reinterpret_cast<float*>(activations + chunk * stride) + kSets * kSetRows + set * slices * chunk * kSetRows;
 
   WaitForPrevious();
   AllowNext();  // after the wait: FC2 may read the routing ahead of its own
@@ -112,7 +94,7 @@ __global__ void __launch_bounds__(kMaxGroupedWarps* kLanes, 3) GroupedKernel(con
 
   // Weight rows of the set: row `r` of each of its two tiles.
   const bool paired = kFirst && p.gated;
-  const int base = (blockIdx.x * sets + set) * (paired ? kTileRows : kSetRows);
+  const int base = (blockIdx.x * kSets + set) * (paired ? kTileRows : kSetRows);
   const auto row_of = [&](int tile, int r) {
     if (!paired) return base + tile * kTileRows + r;
     return p.interleaved ? 2 * (base + r) + tile : tile * (layer.rows / 2) + base + r;
@@ -145,53 +127,33 @@ __global__ void __launch_bounds__(kMaxGroupedWarps* kLanes, 3) GroupedKernel(con
     }
     float scale = Format::kFactor;
     if (layer.global_scale != nullptr) scale = Mul(scale, layer.global_scale[group.expert]);
-    const auto source_of = [&](int token) {
-      const int slot = __shfl_sync(0xffffffffu, group.member, token);
-      return kFirst ? static_cast<const T*>(p.x) + int64_t{slot / p.k} * layer.depth
-                    : static_cast<const T*>(p.activated) + int64_t{item + token} * p.activated_stride;
-    };
-    const auto peak_of = [&](int token) {
-      uint32_t peak = 0;
-      for (int w = 0; w < warps; ++w) peak = max(peak, peaks[token * kMaxGroupedWarps + w]);
-      return peak;
-    };
-    if constexpr (Format::kConverts) {
-      for (int token = 0; token < group.count; ++token) {
-        const uint32_t peak = WarpPeak<Format>(source_of(token), layer.depth, !kFirst, threadIdx.x, blockDim.x);
-        if (lane == 0) peaks[token * kMaxGroupedWarps + warp] = peak;
-      }
-      __syncthreads();
-    }
-    if (threadIdx.x == 0) activations[chunk * stride] = make_uint4(0, 0, 0, 0);
     for (int token = 0; token < group.count; ++token) {
-      const uint32_t peak = Format::kConverts ? peak_of(token) : 0;
-      StageActivations<Format>(source_of(token), activations + token * stride, layer.depth, !kFirst, peak, threadIdx.x,
-                               blockDim.x);
+      const int slot = __shfl_sync(0xffffffffu, group.member, token);
+      const T* source = kFirst ? static_cast<const T*>(p.x) + int64_t{slot / p.k} * layer.depth
+                               : static_cast<const T*>(p.activated) + int64_t{item + token} * p.activated_stride;
+      StageActivations<Format>(source, activations + token * stride, layer.depth, !kFirst);
     }
     __syncthreads();
 
-    const int counts[2] = {group.count, group.count};
-    const auto activation_row = [](int, int token) { return token; };
-    Products<Format, false> products(staged, counts, activation_row);
+    float sum[4] = {};
+    const int g = lane / 4;  // the lane's token, and row of the tiles
+    const uint4* const vectors =
+        reinterpret_cast<const uint4*>(activations + min(g, group.count - 1) * stride) + lane % 4;
     int at = 0;
 #pragma unroll 1
     for (int first = steps.x; first < steps.y; first += Ring::kGroupSteps, filled += Ring::kGroupSteps) {
       WaitForCopies<Ring::kGroups - 1>();
       __syncwarp();
-#pragma unroll 1
-      for (int step = 0; step < min(Ring::kGroupSteps, steps.y - first); ++step) {
-        uint4 words[2];
-        uint32_t scales[2];
-        ring.Read(at, step, words, scales);
-        products.Step(staged, counts, activation_row, words, scales, first + step);
-      }
+      ring.Accumulate(at, vectors + first * (Format::kStep / kVectorElements), steps.y - first, sum);
       __syncwarp();
       ring.Fill(at, rows, layer.depth, filled, steps.y);
       at = at + 1 == Ring::kGroups ? 0 : at + 1;
     }
-    products.Emit(counts, [&](int tile, int token, int r, float sum) {
-      partial[(slice * chunk + token) * kSetRows + tile * kTileRows + r] = sum;
-    });
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = lane % 4 * 2 + i % 2;
+      if (token < group.count) partial[(slice * chunk + token) * kSetRows + i / 2 * kTileRows + g] = sum[i];
+    }
     __syncthreads();
 
     // A thread of the set takes one row of its tiles.
@@ -205,9 +167,8 @@ __global__ void __launch_bounds__(kMaxGroupedWarps* kLanes, 3) GroupedKernel(con
         first = Add(first, partial[(s * chunk + token) * kSetRows + row]);
         second = Add(second, partial[(s * chunk + token) * kSetRows + kTileRows + row]);
       }
-      const float factor = Format::kConverts ? Format::ConversionFactor(peak_of(token)) : 1.0f;
-      first = Mul(Mul(first, factor), scale);
-      second = Mul(Mul(second, factor), scale);
+      first = Mul(first, scale);
+      second = Mul(second, scale);
       if (kFirst && p.mix_input) {
         first = Mul(first, p.mix[slot]);
         second = Mul(second, p.mix[slot]);

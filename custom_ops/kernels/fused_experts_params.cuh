@@ -43,7 +43,6 @@ struct ExpertsParams {
   int32_t experts;
   int32_t activated_stride;  // elements
   int32_t chunk;             // tokens of an expert that a block takes at once, <= kMaxChunk
-  int32_t sets;              // of 16 weight rows in a block of FC1, or of FC2 alone
   int32_t prefetched_items;  // of FC2, ahead of the wait
   bool by_expert;            // blocks walk over an expert's chunks instead of taking one each
   Activation activation;

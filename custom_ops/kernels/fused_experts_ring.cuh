@@ -1,8 +1,9 @@
-// A warp's stream of weights for FusedExperts: two tiles of 8 rows, two steps of the reduction at a time.
+// A warp's part of FusedExperts' products: two tiles of 8 weight rows, up to 8 tokens, a slice of the reduction.
 //
-// Weights stream through a ring in shared memory that each warp fills for itself, several groups of two steps ahead:
-// registers would hold as many bytes in flight, but only in unrolled code, and that code, run once a warp, arrived more
-// slowly than the weights. A lane reads back the very bytes that it copied, so no two lanes meet in a bank.
+// Lane 4 * g + q of the warp holds weight row g of each tile and token g; the tensor core takes the tiles as the two
+// halves of its 16 rows. Weights stream through a ring in shared memory that each warp fills for itself, several groups
+// of two steps ahead: registers would hold as many bytes in flight, but only in unrolled code, and that code, run once
+// a warp, arrived more slowly than the weights.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,22 @@
 #include "kernels/fused_experts_format.cuh"
 
 namespace ort_moe {
+
+__device__ __forceinline__ void MultiplyPairs(__half, float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void MultiplyPairs(__nv_bfloat16, float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 
 // 16 bytes to shared memory in the background; zeros where not `valid`.
 __device__ __forceinline__ void CopyAsync(void* target, const void* source, bool valid = true) {
@@ -90,15 +107,34 @@ class WeightRing {
     CommitCopies();
   }
 
-  // A step of a filled group: the lane's 16 bytes of each tile and, in the low half, the two scales that go with them.
-  __device__ __forceinline__ void Read(int group, int step, uint4 (&words)[2], uint32_t (&scales)[2]) const {
+  // Adds the products of a filled group, `steps` of it. `vectors`: the lane's activations at the group's first step, in
+  // 16 bytes; any token's where its own does not exist. sum: row g of the first tile by tokens 2q and 2q + 1, then of
+  // the second.
+  __device__ __forceinline__ void Accumulate(int group, const uint4* vectors, int steps, float (&sum)[4]) const {
     const int lane = threadIdx.x % kLanes;
+    const uint4* const words = Words(group);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      words[tile] = Words(group)[(step * kTiles + tile) * kLanes];
-      if constexpr (Format::kScaled) {
-        const char* const row = ScalesOf(group) + (tile * kTileRows + lane / 4) * kGroupSteps * 8;
-        scales[tile] = *reinterpret_cast<const uint16_t*>(row + step * 8 + lane % 4 * 2);
+    for (int step = 0; step < kGroupSteps; ++step) {
+      if (step > 0 && steps <= step) break;
+      uint4 weights[kTiles];
+      typename Format::Scales scales[kTiles];
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        weights[tile] = words[(step * kTiles + tile) * kLanes];
+        if constexpr (Format::kScaled) {
+          const char* const row = ScalesOf(group) + (tile * kTileRows + lane / 4) * kGroupSteps * 8;
+          scales[tile] = Format::ScalesOf(*reinterpret_cast<const uint16_t*>(row + step * 8 + lane % 4 * 2));
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < Format::kVectors; ++v) {
+        const uint4 tokens = vectors[step * (Format::kStep / kVectorElements) + v * 4];
+        uint32_t pairs[2][4] = {};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) Format::Pairs(weights[tile], v, scales[tile], pairs[tile]);
+        using Element = typename Format::Element;
+        MultiplyPairs(Element{}, sum, pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1], tokens.x, tokens.y);
+        MultiplyPairs(Element{}, sum, pairs[0][2], pairs[1][2], pairs[0][3], pairs[1][3], tokens.z, tokens.w);
       }
     }
   }
