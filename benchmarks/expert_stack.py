@@ -6,58 +6,78 @@ Each layer has its own logits, so each reads other experts; together they pass a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from benchmarks.expert_models import ROUTER, SWIGLU, Shape, global_scale, pack_along_rows
 from ort_moe import kernels
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.router_config import RouterConfig
 
 TORCH_TYPES = {"float": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-SWIGLU = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
-ROUTER = {"score": "softmax", "normalize": 1}
+OUTPUT_SCALE = 2.0**-6
+"""Of fc2's weights: what a layer adds stays small beside its input, so that a cycle of many layers stays finite."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A layer: E experts, K chosen, H hidden, I inner, the weights' format and the rows' type."""
+class Experts:
+    """The weights of one set of experts, random, by the names of expert_models."""
 
-    experts: int
-    k: int
-    hidden: int
-    inner: int
-    weight_format: str
-    dtype: str = "bfloat16"
+    def __init__(self, shape: Shape, device: str = "cuda") -> None:
+        self.shape, self.device = shape, device
+        self.weights: dict[str, torch.Tensor] = {}
+        for name, rows, depth in shape.layers():
+            factor = OUTPUT_SCALE if name == "fc2" else 1.0
+            self.weights |= {f"{name}_{part}": value for part, value in self._layer(rows, depth, factor).items()}
 
-    @property
-    def name(self) -> str:
-        return f"{self.weight_format} {self.dtype} {self.experts}/{self.k}/{self.hidden}/{self.inner}"
+    def _layer(self, rows: int, depth: int, factor: float) -> dict[str, torch.Tensor]:
+        experts, device = self.shape.experts, self.device
+        if self.shape.weight_format == "dense":
+            weights = torch.empty(experts, rows, depth, dtype=TORCH_TYPES[self.shape.dtype], device=device)
+            return {"weights": weights.normal_(0.0, factor * 1.5 / math.sqrt(depth))}
+        # Experts differ in global scale too, and all products of two scales are exact in half precision.
+        scale = factor * global_scale(depth) * 0.5 ** (torch.arange(experts, device=device) % 2)
+        return {
+            "weights": torch.randint(0, 256, (experts, rows, depth // 2), dtype=torch.uint8, device=device),
+            "scales": torch.randint(0x30, 0x40, (experts, rows, depth // 16), dtype=torch.uint8, device=device),
+            "global_scale": scale.float(),
+        }
 
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of one expert's weights and scales."""
-        weights = 3 * self.hidden * self.inner
-        if self.weight_format == "nvfp4":
-            return weights // 2 + weights // 16
-        return weights * TORCH_TYPES[self.dtype].itemsize
+    @cached_property
+    def for_qmoe(self) -> dict[str, Any]:
+        """The bits of QMoE's initializers as NumPy arrays on the host, packed as it takes them without prepacking."""
+        declared = self.shape.weights(packed_for="QMoE")
+        result = {}
+        for name, tensor in self.weights.items():
+            if name.endswith("_weights"):
+                packed = torch.empty(declared[name][1], dtype=torch.uint8, device=self.device)
+                pack_along_rows(tensor, packed)
+                tensor = packed
+            result[name] = tensor.cpu().numpy()
+        return result
 
-    def layers(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, N and D of fc1 and fc2."""
-        return ("fc1", 2 * self.inner, self.hidden), ("fc2", self.hidden, self.inner)
+    def dense(self, name: str, expert: int) -> torch.Tensor:
+        """The weights of one expert's fc1 or fc2 in float64, (N, D)."""
+        weights = self.weights[f"{name}_weights"][expert]
+        if self.shape.weight_format == "dense":
+            return weights.double()
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+        codes = torch.stack([weights & 15, weights >> 4], dim=-1).flatten(1).int()
+        scales = self.weights[f"{name}_scales"][expert].view(torch.float8_e4m3fn).double()
+        products = values.to(self.device)[codes] * scales.repeat_interleave(16, dim=1)
+        return products * self.weights[f"{name}_global_scale"][expert].double()
 
 
 class Stack:
     """`layers` routers and expert layers one after another, each with rows of its own."""
 
-    def __init__(self, shape: Shape, tokens: int, layers: int) -> None:
-        self.shape, self.tokens, self.layers = shape, tokens, layers
+    def __init__(self, experts: Experts, tokens: int, layers: int) -> None:
+        shape = experts.shape
+        self.shape, self.held, self.tokens, self.layers = shape, experts, tokens, layers
         self.dtype = TORCH_TYPES[shape.dtype]
-        self.weights: dict[str, torch.Tensor] = {}
-        for name, rows, depth in shape.layers():
-            self.weights |= {f"{name}_{part}": value for part, value in self._weights(rows, depth).items()}
+        self.weights = experts.weights
         self.logits = torch.empty(layers, tokens, shape.experts, dtype=self.dtype, device="cuda")
         self.mix = torch.empty(layers, tokens, shape.k, device="cuda")
         self.indices = torch.empty(layers, tokens, shape.k, dtype=torch.int32, device="cuda")
@@ -76,19 +96,6 @@ class Stack:
         size = kernels.fused_experts_scratch_bytes(self.config, **self.sizes)
         self.scratch = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
         self.choose()
-
-    def _weights(self, rows: int, depth: int) -> dict[str, torch.Tensor]:
-        experts = self.shape.experts
-        if self.shape.weight_format == "dense":
-            weights = torch.empty(experts, rows, depth, dtype=self.dtype, device="cuda")
-            return {"weights": weights.normal_(0.0, 1.5 / math.sqrt(depth))}
-        weights = torch.randint(0, 256, (experts, rows, depth // 2), dtype=torch.uint8, device="cuda")
-        scales = torch.randint(0x30, 0x40, (experts, rows, depth // 16), dtype=torch.uint8, device="cuda")  # 0.5 .. 1.9
-        return {
-            "weights": weights,
-            "scales": scales,
-            "global_scale": torch.full((experts,), 0.5 / math.sqrt(depth), device="cuda"),
-        }
 
     def choose(self, seed: int = 0) -> None:
         """Draws other logits: each layer's tokens go elsewhere."""
@@ -142,6 +149,13 @@ class Stack:
         chosen = [len(torch.unique(indices)) for indices in self.indices]
         return sum(chosen) / len(chosen) * self.shape.expert_bytes
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Inputs and outputs of a session of the stack, by the names of expert_models."""
+        result = dict(self.weights)
+        for n in range(self.layers):
+            result |= {f"logits{n}": self.logits[n], f"x{n}": self.x[n], f"y{n}": self.y[n]}
+        return result
+
     def check(self) -> None:
         """Holds the last layer against a product in float64 of the dequantised experts chosen; after a run."""
         last, shape = self.layers - 1, self.shape
@@ -152,20 +166,10 @@ class Stack:
         for token in range(self.tokens):
             for rank in range(shape.k):
                 expert = int(self.indices[last, token, rank])
-                fc1 = self._dense("fc1", expert) @ x[token]
+                fc1 = self.held.dense("fc1", expert) @ x[token]
                 gate, up = fc1[0::2], fc1[1::2]
-                fc2 = self._dense("fc2", expert) @ (gate * torch.sigmoid(gate) * up)
+                fc2 = self.held.dense("fc2", expert) @ (gate * torch.sigmoid(gate) * up)
                 expected[token] += self.mix[last, token, rank].double() * fc2
         error = (self.y[last].double() - expected).norm() / expected.norm()
         if not error < 5e-3:
             raise AssertionError(f"{shape.name}, T = {self.tokens}: relative error {error:.2e}")
-
-    def _dense(self, name: str, expert: int) -> torch.Tensor:
-        weights = self.weights[f"{name}_weights"][expert]
-        if self.shape.weight_format == "dense":
-            return weights.double()
-        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-        codes = torch.stack([weights & 15, weights >> 4], dim=-1).flatten(1).int()
-        scales = self.weights[f"{name}_scales"][expert].view(torch.float8_e4m3fn).double()
-        dense = values.cuda()[codes] * scales.repeat_interleave(16, dim=1)
-        return dense * self.weights[f"{name}_global_scale"][expert].double()

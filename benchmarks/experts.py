@@ -1,14 +1,21 @@
-"""FusedExperts in a decode stack, against ONNX Runtime's contrib ops on the same stack in the same run.
+"""FusedExperts in decode stacks and cycles, against ONNX Runtime's contrib ops on the same layers in the same run.
 
-    python -m benchmarks.experts [--json OUT] [--tokens 1 4] [--only nvfp4] [--without-ort]
+    python -m benchmarks.experts [--json OUT] [--tokens 1 4] [--only nvfp4] [--without-kernels] [--without-ort]
+    python -m benchmarks.experts --cycle [--json OUT] [--tokens 1 4] [--only 512/10] [--layers 48]
 
 A stack has 8 layers that share one set of experts, and logits that send each layer and each replay elsewhere, beyond
 the L2. All times are us per layer:
-- FC1, FC2: the kernels alone, FC2 with finalize, by the profiler with plain launches (ORT_MOE_PDL=0);
+- route, maps, FC1, FC2: the kernels alone, FC2 with finalize, by the profiler with plain launches (ORT_MOE_PDL=0);
 - experts: both, overlapped, in a CUDA graph of the stack; layer: with FusedRouter before them;
 - layer in ORT, contrib: sessions with a CUDA graph that hold the stack as FusedRouter and FusedExperts, and as QMoE or
   MoE; host time of a run divided by the layers, so a run's own overhead of some 15 us is spread over them.
 GB/s: the bytes of the experts chosen, each once, by the layer's time.
+
+A cycle (--cycle) is a decode step: 48 layers one after another, each with the MatMul of its router, with experts shared
+as above; ms per cycle, host time of a run of a session with a CUDA graph.
+
+The last layer is held against float64, and the answers of both sessions against each other. Memory for
+512/10/2560/640 nvfp4: 1.4 GB on the host and on the device, and 1.7 GB more for each QMoE node: 83 GB for a cycle.
 """
 
 from __future__ import annotations
@@ -19,7 +26,6 @@ import os
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +33,14 @@ from typing import Any
 import torch
 
 from benchmarks import timing
-from benchmarks.expert_sessions import contrib_runner, our_runner
-from benchmarks.expert_stack import Shape, Stack
+from benchmarks.expert_models import Shape
+from benchmarks.expert_sessions import Cycle, cycle_runner, relative_difference, stack_runner
+from benchmarks.expert_stack import Experts, Stack
 
 LAYERS = 8
+CYCLE_LAYERS = 48
 TOKENS = (1, 2, 4, 8)
+CYCLE_TOKENS = (1, 4)
 SHAPES = (
     Shape(512, 10, 2560, 640, "nvfp4"),
     Shape(128, 8, 2048, 768, "nvfp4"),
@@ -39,6 +48,16 @@ SHAPES = (
     Shape(512, 10, 2560, 640, "dense"),
     Shape(128, 8, 2048, 768, "dense"),
 )
+CYCLE_SHAPES = (Shape(512, 10, 2560, 640, "nvfp4"), Shape(128, 8, 2048, 768, "nvfp4"))
+
+MAP_KERNELS = ("ListMaps", "CountChoices", "SumCounts", "DealRows")
+"""Names of the kernels that build routing maps, which many choices need between the router and FC1."""
+
+STACK_TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2}
+"""Of ours beside the contrib op's answer, whose roundings differ: it sums in the rows' type here and there."""
+
+CYCLE_TOLERANCE = 0.1
+"""Of what a cycle adds to its input: rows that differ in the last place go to another expert now and then."""
 
 
 def stack_time(stack: Stack, launch: Callable[[int, int], None]) -> float:
@@ -58,34 +77,56 @@ def kernel_times(stack: Stack) -> dict[str, float]:
             for n in range(stack.layers):
                 stack.layer(n)
         torch.cuda.synchronize()
-    times = defaultdict(list)
-    for event in trace.events():
-        for part, name in (("route", "FusedRouter"), ("fc1", "GroupedKernel"), ("fc2", "Fc2FinalizeKernel")):
-            if name in event.name:
-                times[part].append(event.device_time)
-    return {part: statistics.median(values) for part, values in times.items()}
+    layers: list[list[Any]] = []
+    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+        if "FusedRouter" in event.name:
+            layers.append([])
+        if "ort_moe" in event.name:
+            layers[-1].append(event)
+    return {part: statistics.median(times[part] for times in map(_parts, layers)) for part in _parts(layers[0])}
+
+
+def _parts(kernels: list[Any]) -> dict[str, float]:
+    """us of a layer's parts from the profiler's events, in order of their start."""
+    route, *rest = kernels
+    maps = [event for event in rest if any(word in event.name for word in MAP_KERNELS)]
+    first, *second = [event for event in rest if event not in maps]
+    parts = {"route": [route], "maps": maps, "fc1": [first], "fc2": second}
+    return {part: sum(event.device_time for event in events) for part, events in parts.items()}
 
 
 def kernel_times_without_overlap(shapes: list[Shape], tokens: list[int]) -> dict[tuple[str, int], dict[str, float]]:
     """kernel_times by shape and tokens, in a process of its own: the switch is read once."""
     code = (
-        "import json; from benchmarks.experts import *;"
-        f"print(json.dumps([[s.name, t, kernel_times(Stack(s, t, LAYERS))] for s in {shapes!r} for t in {tokens!r}]))"
+        "import json; from benchmarks.experts import *\n"
+        f"for shape in {shapes!r}:\n"
+        "    experts = Experts(shape)\n"
+        f"    for t in {tokens!r}:\n"
+        "        print('TIMES', json.dumps([shape.name, t, kernel_times(Stack(experts, t, LAYERS))]))\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"ORT_MOE_PDL": "0"}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | {"ORT_MOE_PDL": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
-    return {(name, count): times for name, count, times in json.loads(run.stdout.splitlines()[-1])}
+    lines = [line.removeprefix("TIMES ") for line in run.stdout.splitlines() if line.startswith("TIMES ")]
+    return {(name, count): times for name, count, times in map(json.loads, lines)}
 
 
-def measure(shape: Shape, tokens: int, copy_gbps: float, *, with_ort: bool) -> dict[str, Any]:
-    """One row of the results."""
-    stack = Stack(shape, tokens, LAYERS)
+def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, layers: int = LAYERS) -> dict[str, Any]:
+    """One row of a stack's results.
+
+    Raises:
+        AssertionError: Our answer is not float64's or the contrib op's.
+    """
+    stack = Stack(experts, tokens, layers)
     layer = stack_time(stack, stack.layer)
     stack.check()
     gbps = stack.bytes_per_layer() / layer / 1e3
     row: dict[str, Any] = {
-        "shape": shape.name,
+        "shape": stack.shape.name,
         "tokens": tokens,
         "experts_us": round(stack_time(stack, stack.experts), 2),
         "layer_us": round(layer, 2),
@@ -94,15 +135,64 @@ def measure(shape: Shape, tokens: int, copy_gbps: float, *, with_ort: bool) -> d
         "percent_of_copy": round(100 * gbps / copy_gbps, 1),
     }
     if with_ort:
-        row["layer_ort_us"] = round(timing.session_time(our_runner(stack), nodes=LAYERS, prepare=stack.choose), 2)
-        row["contrib_us"] = round(timing.session_time(contrib_runner(stack), nodes=LAYERS, prepare=stack.choose), 2)
-        row["ratio_to_contrib"] = round(row["layer_ort_us"] / row["contrib_us"], 2)
+        times, answers = {}, {}
+        for contrib in (False, True):
+            run = stack_runner(stack, contrib=contrib)
+            times[contrib] = timing.session_time(run, nodes=layers, prepare=stack.choose)
+            stack.choose()
+            stack.y.fill_(torch.nan)
+            torch.cuda.synchronize()
+            run()
+            answers[contrib] = stack.y.clone()
+            del run
+        difference = relative_difference(answers[False], answers[True])
+        _hold(difference, STACK_TOLERANCE[stack.shape.dtype], f"{stack.shape.name}, T = {tokens}")
+        row["layer_ort_us"], row["contrib_us"] = round(times[False], 2), round(times[True], 2)
+        row["ratio_to_contrib"] = round(times[False] / times[True], 2)
+        row["difference_from_contrib"] = float(f"{difference:.1e}")
     return row
+
+
+def measure_cycle(experts: Experts, tokens: int, *, layers: int) -> dict[str, Any]:
+    """One row of the cycles' results.
+
+    Raises:
+        AssertionError: The answers differ.
+    """
+    cycle = Cycle(experts, tokens, layers)
+    times, answers = {}, {}
+    for contrib in (False, True):
+        run = cycle_runner(cycle, contrib=contrib)
+        times[contrib] = timing.session_time(run, nodes=1, prepare=cycle.choose) / 1e3
+        cycle.choose()
+        cycle.y.fill_(torch.nan)
+        torch.cuda.synchronize()
+        run()
+        answers[contrib] = cycle.y.clone()
+        del run
+    difference = relative_difference(answers[False], answers[True], origin=cycle.x)
+    _hold(difference, CYCLE_TOLERANCE, f"cycle of {experts.shape.name}, T = {tokens}")
+    return {
+        "shape": experts.shape.name,
+        "tokens": tokens,
+        "layers": layers,
+        "cycle_ms": round(times[False], 3),
+        "contrib_ms": round(times[True], 3),
+        "ratio_to_contrib": round(times[False] / times[True], 2),
+        "difference_from_contrib": float(f"{difference:.1e}"),
+    }
+
+
+def _hold(difference: float, tolerance: float, what: str) -> None:
+    if not difference <= tolerance:  # NaN fails too
+        raise AssertionError(f"{what}: ours and the contrib op's answers differ by {difference:.2e} of their norm")
 
 
 COLUMNS = {
     "shape": "shape",
     "T": "tokens",
+    "route": "route_us",
+    "maps": "maps_us",
     "FC1": "fc1_us",
     "FC2": "fc2_us",
     "experts": "experts_us",
@@ -114,11 +204,19 @@ COLUMNS = {
     "GB/s": "gbps",
     "% of copy": "percent_of_copy",
 }
+CYCLE_COLUMNS = {
+    "shape": "shape",
+    "T": "tokens",
+    "layers": "layers",
+    "ours, ms": "cycle_ms",
+    "contrib, ms": "contrib_ms",
+    "ours/contrib": "ratio_to_contrib",
+}
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    lines = [tuple(COLUMNS)] + [tuple(str(row.get(key, "-")) for key in COLUMNS.values()) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+def print_table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    lines = [tuple(columns)] + [tuple(str(row.get(key, "-")) for key in columns.values()) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
         cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         print("  ".join([line[0].ljust(widths[0]), *cells]))
@@ -127,27 +225,35 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 2 4 8, cycles: 1 4")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--cycle", action="store_true", help="time cycles, not stacks")
+    parser.add_argument("--layers", type=int, default=CYCLE_LAYERS, help="of a cycle")
     parser.add_argument("--without-kernels", action="store_true", help="leave the profiler out")
     parser.add_argument("--without-ort", action="store_true", help="time our launchers alone")
     args = parser.parse_args()
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
-    shapes = [shape for shape in SHAPES if args.only in shape.name]
+    shapes = [shape for shape in (CYCLE_SHAPES if args.cycle else SHAPES) if args.only in shape.name]
+    tokens = list(args.tokens or (CYCLE_TOKENS if args.cycle else TOKENS))
     rows = []
     for shape in shapes:
-        for tokens in args.tokens:
-            rows.append(measure(shape, tokens, copy_gbps, with_ort=not args.without_ort))
+        experts = Experts(shape)
+        for count in tokens:
+            if args.cycle:
+                rows.append(measure_cycle(experts, count, layers=args.layers))
+            else:
+                rows.append(measure(experts, count, copy_gbps, with_ort=not args.without_ort))
             print(json.dumps(rows[-1]), file=sys.stderr)
-            torch.cuda.empty_cache()
-    if not args.without_kernels:
-        kernels = kernel_times_without_overlap(shapes, list(args.tokens))
+        del experts
+        torch.cuda.empty_cache()
+    if not args.without_kernels and not args.cycle:
+        kernels = kernel_times_without_overlap(shapes, tokens)
         for row in rows:
             row |= {f"{part}_us": round(time, 2) for part, time in kernels[row["shape"], row["tokens"]].items()}
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    print_table(rows)
+    print_table(rows, CYCLE_COLUMNS if args.cycle else COLUMNS)
     if args.json:
         args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
 
