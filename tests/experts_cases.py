@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -97,6 +97,24 @@ class ExpertsCase:
         if self.has_residual:
             feeds["residual"] = self._values(rng, (*self.leading, self.hidden))
         return feeds
+
+    def expanded(self) -> ExpertsCase:
+        """The call of one row for each choice, in permuted order and with a weight of 1: the rows of the experts."""
+        feeds = self.feeds
+        tokens = int(np.prod(self.leading, dtype=np.int64))
+        maps = routing_maps(feeds["indices"], self.experts)
+        alone = replace(self, leading=(tokens * self.k,), k=1, has_maps=False, has_residual=False)
+        alone.feeds["x"] = feeds["x"].reshape(tokens, self.hidden)[maps.permuted_to_unpermuted % tokens]
+        alone.feeds["weights"] = np.ones((tokens * self.k, 1), np.float32)
+        alone.feeds["indices"] = maps.permuted_to_expert[:, None]
+        alone.feeds.update({name: array for name, array in feeds.items() if name.startswith("fc")})
+        return alone
+
+    def finalized(self, rows: npt.NDArray[Any]) -> dict[str, Any]:
+        """The inputs of the FinalizeRouting that takes the rows of `expanded` to this call's result."""
+        feeds = {name: self.feeds[name] for name in ("weights", "indices", "residual") if name in self.feeds}
+        maps = routing_maps(feeds["indices"], self.experts)
+        return feeds | {"expert_output": rows, "unpermuted_to_permuted": maps.unpermuted_to_permuted}
 
     def reference(self) -> npt.NDArray[np.float64]:
         """The result in float64, (..., H)."""

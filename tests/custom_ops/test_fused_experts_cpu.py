@@ -57,6 +57,16 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others() -> None:
         assert_same_bits(run_session(session, case.feeds | alone)["y"], together[token : token + 1])
 
 
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_finalize_routing_of_the_experts_rows_gives_the_same_bits(onnx_type: str, weight_format: str) -> None:
+    case = ExpertsCase(
+        (11,), 6, 3, 64, 32, onnx_type, weight_format, choices="outside", has_bias=True, has_residual=True
+    )
+    rows = run(case.expanded())
+    assert_same_bits(run_op("FinalizeRouting", case.finalized(rows), {})["y"], run(case))
+
+
 def test_maps_that_do_not_fit_the_indices_do_no_harm() -> None:
     case = ExpertsCase((6,), 4, 2, 16, 16, has_maps=True)
     expected = run(case)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +17,7 @@ from ort_moe import kernels
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ROUTING_MAPS
 from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
-from tests.op_models import assert_same_bits, element_type, op_model, op_session
+from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
 
 pytestmark = pytest.mark.gpu
@@ -232,18 +228,13 @@ def test_given_maps_and_own_maps() -> None:
         assert_same_bits(launch(dataclasses.replace(case, has_maps=True)), launch(case))
 
 
-@pytest.mark.parametrize("switch", ["ORT_MOE_PDL", "ORT_MOE_FC1_PDL"])
-def test_overlap_changes_no_bit(switch: str, tmp_path: Path) -> None:
-    """The switches are read once, so the other setting runs in a process of its own."""
-    script = (
-        "import sys, numpy as np; from tests.custom_ops.test_fused_experts_cuda import bit_cases, launch;"
-        "np.savez(sys.argv[1], *[launch(case).view(np.uint8) for case in bit_cases()])"
-    )
-    path = tmp_path / "y.npz"
-    subprocess.run([sys.executable, "-c", script, str(path)], check=True, env=os.environ | {switch: "0"})
-    with np.load(path) as other:
-        for case, name in zip(bit_cases(), other.files, strict=True):
-            assert (launch(case).view(np.uint8) == other[name]).all(), case
+def test_finalize_routing_of_the_experts_rows_gives_the_same_bits() -> None:
+    """FC2 with finalize in it, and FC2 and finalize apart."""
+    for case in bit_cases():
+        together = launch(case)
+        rows = launch(case.expanded())
+        finalized = run_op("FinalizeRouting", case.finalized(rows), {}, providers=["CUDAExecutionProvider"])["y"]
+        assert_same_bits(finalized, together)
 
 
 # --- Through ONNX Runtime ---
