@@ -60,8 +60,8 @@ _MAPS_HEADER = """\
 ## FusedRouter with routing maps
 
 `python -m benchmarks.router --maps`; the peer is the best router and the best builder of maps, one after the other.
-Up to 1024 choices the maps come from the router's own launch; `ORT_MOE_FUSED_ROUTE=0` takes a launch of their own, as
-more choices do, and `ORT_MOE_PDL=0` keeps every kernel's start behind its predecessor's end. Neither changes a result.
+Up to 1024 choices the maps come from the router's own launch, more take launches of their own
+([switches](environment.md)).
 """
 
 _FINALIZE_HEADER = """\
@@ -70,6 +70,42 @@ _FINALIZE_HEADER = """\
 
 `python -m benchmarks.finalize`; H/K and the rows' type. "Settled": behind a kernel that ran on the same routing data,
 which may then be read ahead. The peer is the best of vLLM and SGLang, recorded and not run as above.
+"""
+
+_EXPERTS_HEADER = """\
+
+## The decode chain
+
+FusedRouter and FusedExperts against ONNX Runtime's contrib ops, QMoE for nvfp4 and MoE for dense weights, on the same
+layers in the same run:
+
+```sh gpu
+python -m benchmarks.experts --only "nvfp4 bfloat16 128/8" --tokens 1 --without-kernels
+python -m benchmarks.experts --cycle --only 128/8 --tokens 1 --layers 4
+```
+
+The names give the weights, the rows' type, and E/K/H/I: experts, chosen, hidden and inner size. A run takes 1.4 GB on
+host and device for the experts of nvfp4 512/10/2560/640, which all layers share, and 1.7 GB more on the device for each
+QMoE node, which keeps a repacked copy of its own: 14 GB for 8 layers, 83 GB for a cycle of 48. All answers are held
+against each other, and ours against float64.
+"""
+
+_STACK_HEADER = """\
+
+### Layers
+
+us per layer in a stack of 8 with given logits, which send each layer and each replay to other experts, beyond the L2.
+FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
+router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time. The last column is the bytes of
+the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
+"""
+
+_CYCLE_HEADER = """\
+
+### Decode cycles
+
+ms for layers one after another, `x = x + experts(x, x . gate)`, with a MatMul as router's product in each, in one
+session with a CUDA graph, by host time. The sum is FusedExperts' residual, and an Add behind the contrib op.
 """
 
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -155,33 +191,53 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 def performance() -> str:
     """The recorded benchmark results, in Markdown."""
     router = ("router", "tokens", "ours", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
+    router_times = ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")
     finalize = ("rows", "tokens", "ours", "settled", "peer", "", "% of copy")
-    return "\n".join(
-        [
-            _PERFORMANCE_HEADER,
-            _recorded("router", router, ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")),
-            _MAPS_HEADER,
-            _recorded("router_maps", router, ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")),
-            _FINALIZE_HEADER,
-            _recorded("finalize", finalize, ("ours_us", "settled_us", "peer_us")),
-        ]
-    )
+    layers = ("layer", "tokens", "FC1", "FC2", "layer", "in ORT", "contrib", "in ORT / contrib", "% of copy")
+    layer_times = ("fc1_us", "fc2_us", "layer_us", "layer_ort_us", "contrib_us", "ratio_to_contrib")
+    cycles = ("layer", "tokens", "layers", "ours", "contrib", "ours / contrib")
+    parts = [
+        _PERFORMANCE_HEADER,
+        _recorded("router", router, partial(_beside_peer, router_times)),
+        _MAPS_HEADER,
+        _recorded("router_maps", router, partial(_beside_peer, router_times)),
+        _FINALIZE_HEADER,
+        _recorded("finalize", finalize, partial(_beside_peer, ("ours_us", "settled_us", "peer_us"))),
+        _EXPERTS_HEADER,
+    ]
+    for name, header, head, cells in (
+        ("experts", _STACK_HEADER, layers, partial(_layer_cells, layer_times)),
+        ("expert_cycles", _CYCLE_HEADER, cycles, _cycle_cells),
+    ):
+        if (_RESULTS / f"{name}.json").exists():
+            parts += [header, _recorded(name, head, cells)]
+    return "\n".join(parts)
 
 
-def _recorded(name: str, head: tuple[str, ...], times: tuple[str, ...]) -> str:
-    """What one benchmark recorded: its machine, and its times in us by shape."""
+def _recorded(name: str, head: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]) -> str:
+    """What one benchmark recorded: its machine, and the cells of each row."""
     record = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     on = record["environment"]
     machine = (
         f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']}, ONNX Runtime {on['onnxruntime']}, SM clock"
         f" {on['sm_mhz']} MHz, copy bandwidth {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
     )
-
-    def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-        us = ("" if row[name] is None else f"{row[name]:.2f}" for name in times)
-        return row["shape"], str(row["tokens"]), *us, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
-
     return "\n".join([machine, _table(head, map(cells, record["rows"]))])
+
+
+def _beside_peer(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
+    us = ("" if row[name] is None else f"{row[name]:.2f}" for name in times)
+    return row["shape"], str(row["tokens"]), *us, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
+
+
+def _layer_cells(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
+    us = (f"{row[name]:.2f}" if name in row else "" for name in times)
+    return row["shape"], str(row["tokens"]), *us, f"{row['percent_of_copy']:.1f}"
+
+
+def _cycle_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    ms = (f"{row[name]:.3f}" for name in ("cycle_ms", "contrib_ms"))
+    return row["shape"], str(row["tokens"]), str(row["layers"]), *ms, f"{row['ratio_to_contrib']:.2f}"
 
 
 def reason_codes() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,24 @@ from docs import generate
 def test_page_is_up_to_date(name: str) -> None:
     page = Path(generate.__file__).parent / name
     assert page.read_text(encoding="utf-8") == generate.PAGES[name](), "run `make docs`"
+
+
+def test_recorded_experts_have_their_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Path(generate.__file__).parents[1] / "benchmarks/results"
+    for path in recorded.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    environment = json.loads((recorded / "router.json").read_text(encoding="utf-8"))["environment"]
+    shape = {"shape": "nvfp4 bfloat16 8/2/64/32", "tokens": 1, "ratio_to_contrib": 0.25}
+    rows = {
+        "experts": {"layer_us": 12.5, "layer_ort_us": 13.25, "contrib_us": 53, "percent_of_copy": 51.04} | shape,
+        "expert_cycles": {"layers": 48, "cycle_ms": 0.75, "contrib_ms": 3.0} | shape,
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"environment": environment, "rows": [row]}))
+    monkeypatch.setattr(generate, "_RESULTS", tmp_path)
+    page = generate.performance()
+    assert "| nvfp4 bfloat16 8/2/64/32 | 1 |  |  | 12.50 | 13.25 | 53.00 | 0.25 | 51.0 |\n" in page
+    assert "| nvfp4 bfloat16 8/2/64/32 | 1 | 48 | 0.750 | 3.000 | 0.25 |\n" in page
 
 
 def test_the_readme_quotes_the_recorded_times() -> None:
