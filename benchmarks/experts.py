@@ -119,7 +119,7 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
     """One row of a stack's results.
 
     Raises:
-        AssertionError: Our answer is not float64's or the contrib op's.
+        AssertionError: Our answer is not float64's.
     """
     stack = Stack(experts, tokens, layers)
     layer = stack_time(stack, stack.layer)
@@ -146,7 +146,6 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
             answers[contrib] = stack.y.clone()
             del run
         difference = relative_difference(answers[False], answers[True])
-        _hold(difference, STACK_TOLERANCE[stack.shape.dtype], f"{stack.shape.name}, T = {tokens}")
         row["layer_ort_us"], row["contrib_us"] = round(times[False], 2), round(times[True], 2)
         row["ratio_to_contrib"] = round(times[False] / times[True], 2)
         row["difference_from_contrib"] = float(f"{difference:.1e}")
@@ -154,11 +153,7 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
 
 
 def measure_cycle(experts: Experts, tokens: int, *, layers: int) -> dict[str, Any]:
-    """One row of the cycles' results.
-
-    Raises:
-        AssertionError: The answers differ.
-    """
+    """One row of the cycles' results."""
     cycle = Cycle(experts, tokens, layers)
     times, answers = {}, {}
     for contrib in (False, True):
@@ -171,7 +166,6 @@ def measure_cycle(experts: Experts, tokens: int, *, layers: int) -> dict[str, An
         answers[contrib] = cycle.y.clone()
         del run
     difference = relative_difference(answers[False], answers[True], origin=cycle.x)
-    _hold(difference, CYCLE_TOLERANCE, f"cycle of {experts.shape.name}, T = {tokens}")
     return {
         "shape": experts.shape.name,
         "tokens": tokens,
@@ -183,9 +177,17 @@ def measure_cycle(experts: Experts, tokens: int, *, layers: int) -> dict[str, An
     }
 
 
-def _hold(difference: float, tolerance: float, what: str) -> None:
-    if not difference <= tolerance:  # NaN fails too
-        raise AssertionError(f"{what}: ours and the contrib op's answers differ by {difference:.2e} of their norm")
+def disagreements(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence for each row whose two answers are further apart than their roundings explain."""
+    result = []
+    for row in rows:
+        difference = row.get("difference_from_contrib", 0.0)
+        tolerance = CYCLE_TOLERANCE if "layers" in row else STACK_TOLERANCE[row["shape"].split()[1]]
+        if not difference <= tolerance:  # NaN too
+            result.append(
+                f"{row['shape']}, T = {row['tokens']}: the contrib op's answer differs by {difference} of its norm"
+            )
+    return result
 
 
 COLUMNS = {
@@ -256,6 +258,8 @@ def main() -> None:
     print_table(rows, CYCLE_COLUMNS if args.cycle else COLUMNS)
     if args.json:
         args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+    if wrong := disagreements(rows):
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":
