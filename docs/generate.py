@@ -77,7 +77,7 @@ _EXPERTS_HEADER = """\
 ## The decode chain
 
 FusedRouter and FusedExperts against ONNX Runtime's contrib ops, QMoE for nvfp4 and MoE for dense weights, on the same
-layers in the same run: `python -m benchmarks.experts` for stacks of layers, and with `--cycle` for decode steps, such as
+layers in the same run: `python -m benchmarks.experts` for stacks of layers, and with `--cycle` for decode steps:
 
 ```sh gpu
 python -m benchmarks.experts --cycle --only 128/8 --tokens 1 --layers 4
