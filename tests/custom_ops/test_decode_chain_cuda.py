@@ -4,6 +4,7 @@ and behind kernels that keep the router waiting.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -304,6 +305,19 @@ def test_a_session_survives_a_refused_run() -> None:
         with pytest.raises(Exception, match="'indices' must have shape"):
             run_session(session, case.feeds | {"weights": np.zeros((5, 3), np.float32)})
         assert_same_bits(run_session(session, case.feeds)["y"], before)
+
+
+def test_scratch_that_cannot_be_had_is_an_error() -> None:
+    """Inputs and result fit into what the provider may take, the experts' rows do not; smaller runs still do."""
+    case = ExpertsCase((3000,), 4, 8, 512, 256, "float16")
+    limited = {"gpu_mem_limit": str(24 << 20), "arena_extend_strategy": "kSameAsRequested"}
+    model = op_model("FusedExperts", case.feeds, case.all_attributes, symbolic=True)
+    session = op_session(model, [("CUDAExecutionProvider", limited)])  # type: ignore[list-item]
+    with pytest.raises(Exception, match=r"(?s)FusedExperts node 'node': .*memory"):
+        run_session(session, case.feeds)
+    few = dataclasses.replace(case, leading=(2,))
+    few.feeds.update({name: array for name, array in case.feeds.items() if name.startswith("fc")})
+    few.check(run_session(session, few.feeds)["y"])
 
 
 def test_finalize_refuses_what_does_not_fit() -> None:
