@@ -110,6 +110,8 @@ def digests() -> dict[str, str]:
 def test_switches_change_no_bit() -> None:
     """Each switch off, and all: they are read once, so each setting runs in a process of its own."""
     script = f"import json; from {__name__} import digests; print(json.dumps(digests()))"
+    if "torch" in sys.modules:  # whose CUDA libraries ONNX Runtime then finds
+        script = f"import torch; {script}"
     settings = [*((switch,) for switch in SWITCHES), SWITCHES]
     others = [
         subprocess.Popen(
