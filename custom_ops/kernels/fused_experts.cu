@@ -1,9 +1,9 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     at most 128 slots (tokens * k), if they fit into shared memory: FC1 (fused_experts_grouped.cuh) and FC2
-//   with
+//   few     at most 128 slots (tokens * k), if they fit into shared memory: FC1 (fused_experts_fc1.cuh) and FC2 with
 //           finalize (fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
-//   many    FC1, FC2 (both grouped) and FinalizeRouting, with the maps, which are built first where none are given
+//   many    FC1, FC2 (both fused_experts_grouped.cuh) and FinalizeRouting, with the maps, which are built first where
+//           none are given
 //   plain   float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
 // The order of every sum comes from the layer's depth alone, so few and many give the same bits.
 //
@@ -14,6 +14,7 @@
 
 #include "kernels/finalize_routing.h"
 #include "kernels/fused_experts.h"
+#include "kernels/fused_experts_fc1.cuh"
 #include "kernels/fused_experts_fc2.cuh"
 #include "kernels/fused_experts_grouped.cuh"
 #include "kernels/fused_experts_plain.cuh"
@@ -22,8 +23,7 @@
 namespace ort_moe {
 namespace {
 
-constexpr int kAlignment = 32;                // elements that H and I must divide by for the fast kernels
-constexpr int64_t kPrefetchBytes = 24 << 20;  // of FC2's weights, ahead of its wait: what an L2 holds besides
+constexpr int kAlignment = 64;  // elements that H and I must divide by for the fast kernels
 constexpr int64_t kMaxGridY = 65535;
 constexpr size_t kScratchAlignment = 256;
 
@@ -33,12 +33,13 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 enum class Path { kFew, kMany, kPlain };
 
-// How a call is computed: from shapes and attributes alone.
+// How a call is computed: from shapes, attributes and the device alone.
 struct Plan {
   Path path = Path::kPlain;
   int chunk = 1;
   LayerParams fc1{}, fc2{};  // depth and slices
-  int fc2_warps = 0;
+  int fc2_tiles = 0;
+  unsigned blocks = 0;           // of the kernels for few
   int64_t activated_stride = 0;  // elements
 };
 
@@ -50,57 +51,59 @@ Plan PlainPlan(const ExpertsArgs& args) {
   return plan;
 }
 
-// Steps of a slice: `slices` of them at most, each of whole groups unless it is the last.
+// Cuts the reduction into slices of `slice_groups` at least, kMaxSlices at most.
 template <typename Format>
-void Slice(LayerParams* layer, int64_t depth, int64_t slices) {
-  constexpr int64_t kGroup = WeightRing<Format, kGroupedRing>::kGroupSteps;
-  const int64_t steps = CeilDiv(depth, Format::kStep);
-  const int64_t slice_steps = CeilDiv(CeilDiv(steps, slices), kGroup) * kGroup;
+void CutInSlices(LayerParams* layer, int64_t depth, int64_t slice_groups) {
+  const int64_t groups = CeilDiv(depth, 2 * Format::kStep);
+  const int64_t slices = std::clamp<int64_t>(groups / slice_groups, 1, kMaxSlices);
   layer->depth = static_cast<int32_t>(depth);
-  layer->slice_steps = static_cast<int32_t>(slice_steps);
-  layer->slices = static_cast<int32_t>(CeilDiv(steps, slice_steps));
+  layer->slice_groups = static_cast<int32_t>(CeilDiv(groups, slices));
+  layer->slices = static_cast<int32_t>(CeilDiv(groups, layer->slice_groups));
 }
 
 template <typename Format>
-Plan PlanOf(const ExpertsArgs& args, size_t shared_limit) {
-  constexpr int64_t kFc1Slices = 2;      // more warps would repeat what each does once
-  constexpr int64_t kFc2SliceSteps = 8;  // a unit of FC2, while there are few
+Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
+  constexpr int64_t kSliceGroups = 4;
   Plan plan;
-  const int64_t fc2_steps = CeilDiv(args.inner, Format::kStep);
-  plan.activated_stride = fc2_steps * Format::kStep;
-  Slice<Format>(&plan.fc1, args.hidden, kFc1Slices);
-  Slice<Format>(&plan.fc2, args.inner, std::clamp<int64_t>(CeilDiv(fc2_steps, kFc2SliceSteps), 1, kMaxSlices));
-  for (plan.chunk = 1; plan.chunk < std::min<int64_t>(args.tokens, kMaxChunk);) plan.chunk *= 2;
-  for (; plan.chunk > 0; plan.chunk /= 2) {
-    if (GroupedSharedBytes<Format>(plan.fc1, plan.chunk) <= shared_limit &&
-        GroupedSharedBytes<Format>(plan.fc2, plan.chunk) <= shared_limit) {
-      break;
+  plan.activated_stride = CeilDiv(args.inner, Format::kStep) * Format::kStep;
+  CutInSlices<Format>(&plan.fc1, args.hidden, kSliceGroups);
+  CutInSlices<Format>(&plan.fc2, args.inner, kSliceGroups);
+  const int64_t slots = args.tokens * args.k;
+  if (slots <= kMaxDirectSlots) {
+    plan.chunk = args.tokens == 1 ? 1 : kFewChunk;
+    const int tokens = static_cast<int>(args.tokens), few = static_cast<int>(slots);
+    plan.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / kTileRows));
+    plan.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / kTileRows, plan.blocks));
+    if (Fc1Shared<Format>::Bytes(plan.fc1.depth, tokens, few, plan.chunk) <= shared_limit &&
+        Fc2Shared<Format>::Bytes(plan.fc2, few, plan.fc2_tiles) <= shared_limit) {
+      plan.path = Path::kFew;
+      return plan;
     }
   }
-  if (plan.chunk == 0) return PlainPlan(args);
-  const int64_t slots = args.tokens * args.k;
-  plan.path = Path::kMany;
-  if (slots <= kMaxDirectSlots) {
-    const int64_t units = CeilDiv(slots, 2) * plan.fc2.slices;
-    plan.fc2_warps = static_cast<int>(CeilDiv(units, CeilDiv(units, kMaxFc2Warps)));
-    const size_t bytes = Fc2Shared<Format>::Bytes(plan.fc2, static_cast<int>(slots), kFc2Chunk, plan.fc2_warps);
-    if (bytes <= shared_limit) plan.path = Path::kFew;
+  for (plan.chunk = kMaxChunk; plan.chunk > 0; plan.chunk /= 2) {
+    if (GroupedShared<Format>::Bytes(plan.fc1, plan.chunk) <= shared_limit &&
+        GroupedShared<Format>::Bytes(plan.fc2, plan.chunk) <= shared_limit) {
+      plan.path = Path::kMany;
+      return plan;
+    }
   }
-  return plan;
+  return PlainPlan(args);
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   if (args.dtype == DType::kFloat32 || args.hidden % kAlignment != 0 || args.inner % kAlignment != 0) {
     return PlainPlan(args);
   }
-  int device = 0, shared_limit = 0;
+  int device = 0, processors = 0, shared_limit = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
       cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
     return PlainPlan(args);
   }
-  return config.weight_format == WeightFormat::kNvfp4
-             ? PlanOf<Nvfp4Format<__half>>(args, static_cast<size_t>(shared_limit))
-             : PlanOf<DenseFormat<__half>>(args, static_cast<size_t>(shared_limit));
+  const size_t limit = static_cast<size_t>(shared_limit);
+  if (config.weight_format == WeightFormat::kDense) return PlanOf<DenseFormat<__half>>(args, processors, limit);
+  return args.dtype == DType::kBFloat16 ? PlanOf<Nvfp4Format<__nv_bfloat16>>(args, processors, limit)
+                                        : PlanOf<Nvfp4Format<__half>>(args, processors, limit);
 }
 
 // Parts of the scratch, in order.
@@ -162,6 +165,7 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.experts = static_cast<int32_t>(args.experts);
   p.activated_stride = static_cast<int32_t>(plan.activated_stride);
   p.chunk = plan.chunk;
+  p.fc2_tiles = plan.fc2_tiles;
   p.by_expert = p.slots > 2 * args.experts || p.slots > kMaxGridY;
   p.activation = config.activation;
   p.gated = config.gated;
@@ -173,24 +177,28 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   return p;
 }
 
-template <typename Format, bool kFirst, bool kMaps>
+template <typename Format, bool kShares>
+cudaError_t LaunchFew(unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
+  const int fc1_warps = kFc1Warps / p.fc1.slices * p.fc1.slices;
+  if (cudaError_t error = LaunchClusters<Fc1Kernel<Format, kShares ? kFewChunk : 1>>(
+          Switch::kFc1Pdl, 1, blocks, fc1_warps * kLanes,
+          Fc1Shared<Format>::Bytes(p.fc1.depth, p.tokens, p.slots, p.chunk), stream, p);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch<Fc2FinalizeKernel<Format, kShares ? kFewChunk : 1>>(
+      blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
+}
+
+template <typename Format, bool kFirst>
 cudaError_t LaunchGrouped(const ExpertsParams& p, cudaStream_t stream) {
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
   const int columns = kSets * (kFirst && p.gated ? kTileRows : kSetRows);  // of a block's results
   const int tiles = (kFirst && p.gated ? layer.rows / 2 : layer.rows) / columns;
-  const dim3 grid(tiles, kMaps && p.by_expert ? p.experts : p.slots);
-  return LaunchClusters<GroupedKernel<Format, kFirst, kMaps>>(kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1, grid,
-                                                              kSets * layer.slices * kLanes,
-                                                              GroupedSharedBytes<Format>(layer, p.chunk), stream, p);
-}
-
-template <typename Format>
-cudaError_t LaunchFew(int fc2_warps, ExpertsParams p, cudaStream_t stream) {
-  if (cudaError_t error = LaunchGrouped<Format, true, false>(p, stream); error != cudaSuccess) return error;
-  p.chunk = std::min(p.chunk, kFc2Chunk);
-  p.prefetched_items = static_cast<int32_t>(kPrefetchBytes / (p.fc2.rows * Format::RowBytes(p.fc2.depth)));
-  return Launch<Fc2FinalizeKernel<Format>>(p.fc2.rows / kTileRows, fc2_warps * kLanes,
-                                           Fc2Shared<Format>::Bytes(p.fc2, p.slots, kFc2Chunk, fc2_warps), stream, p);
+  const dim3 grid(tiles, p.by_expert ? p.experts : p.slots);
+  return LaunchClusters<GroupedKernel<Format, kFirst>>(kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1, grid,
+                                                       kSets * layer.slices * kLanes,
+                                                       GroupedShared<Format>::Bytes(layer, p.chunk), stream, p);
 }
 
 template <typename Format>
@@ -202,8 +210,8 @@ cudaError_t LaunchMany(const ExpertsArgs& args, size_t maps_scratch, const Exper
       return error;
     }
   }
-  if (cudaError_t error = LaunchGrouped<Format, true, true>(p, stream); error != cudaSuccess) return error;
-  if (cudaError_t error = LaunchGrouped<Format, false, true>(p, stream); error != cudaSuccess) return error;
+  if (cudaError_t error = LaunchGrouped<Format, true>(p, stream); error != cudaSuccess) return error;
+  if (cudaError_t error = LaunchGrouped<Format, false>(p, stream); error != cudaSuccess) return error;
   FinalizeArgs finalize{};
   finalize.expert_output = p.output;
   finalize.weights = p.ones == nullptr ? args.weights : p.ones;
@@ -243,7 +251,10 @@ cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args,
   if constexpr (!std::is_same_v<T, float>) {
     const bool aligned = IsAligned(args.x) && IsAligned(args.fc1.weights) && IsAligned(args.fc1.scales) &&
                          IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales);
-    if (plan.path == Path::kFew && aligned) return LaunchFew<Format<T>>(plan.fc2_warps, p, stream);
+    if (plan.path == Path::kFew && aligned) {
+      return p.tokens == 1 ? LaunchFew<Format<T>, false>(plan.blocks, p, stream)
+                           : LaunchFew<Format<T>, true>(plan.blocks, p, stream);
+    }
     if (plan.path == Path::kMany && aligned) {
       return LaunchMany<Format<T>>(args, LayOut(config, args, plan).maps_scratch, p, stream);
     }

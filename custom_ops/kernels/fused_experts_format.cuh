@@ -4,9 +4,11 @@
 // an instruction is free as long as weights and activations agree, so a lane of quad q loads the 16 bytes of a row that
 // begin at 64 * step + 16 * q, and activations lie at Position(element): 16 bytes of them serve 8 elements of a lane.
 //
-// nvfp4: a weight is e2m1 times the e4m3 scale of its 16 elements: 2 bits times 4 bits of significand, exact in float16
-// and bfloat16. e2m1 becomes a half by moving its bits to where the half's exponent ends, which is the value times a
-// power of two that kFactor undoes at the end; subnormals come out right by themselves.
+// nvfp4: a weight is e2m1 times the e4m3 scale of its 16 elements. e2m1 becomes a float16 by moving its bits to where
+// the exponent ends: its value times 2^-14, subnormals included, which kFactor undoes at the end. bfloat16 has its
+// exponent's end across two bytes, which costs half as many instructions again; so bfloat16 activations become float16
+// as well, each block of 16 times a power of two that brings its largest element near the top. Elements that are 2^29
+// times smaller than that one are rounded, far below what float32 sums keep of them.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -14,6 +16,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/float_math.h"
 #include "kernels/fused_experts_params.cuh"
 
 namespace ort_moe {
@@ -21,41 +24,32 @@ namespace ort_moe {
 template <typename T>
 struct DenseFormat {
   using Element = T;
-  static constexpr int kStep = 32;    // elements of the reduction in a warp's step
-  static constexpr int kVectors = 1;  // of 16 bytes of activations per lane and step
+  static constexpr int kStep = 32;       // elements of the reduction in a warp's step
+  static constexpr int kRingGroups = 4;  // of weights in flight
+  static constexpr int kStepScales = 0;
   static constexpr bool kScaled = false;
   static constexpr float kFactor = 1.0f;
 
-  struct Scales {};
-
   static __host__ __device__ __forceinline__ int Position(int element) { return element; }
-  static __host__ __device__ __forceinline__ int VectorElement(int position) { return position; }
   static __host__ __device__ __forceinline__ int64_t RowBytes(int depth) { return int64_t{depth} * sizeof(T); }
   static __device__ __forceinline__ uint4 Arrange(uint4 natural) { return natural; }
 
-  // The pairs of weights that meet the four pairs of activation vector `vector`.
-  static __device__ __forceinline__ void Pairs(uint4 words, int, Scales, uint32_t (&pairs)[4]) {
-    pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
-  }
+  static constexpr bool kConverts = false;  // activations are taken as they are
 };
 
 template <typename T>
 struct Nvfp4Format {
   using Element = T;
   static constexpr int kStep = 128;
-  static constexpr int kVectors = 4;
+  static constexpr int kStepScales = kStep / static_cast<int>(kNvfp4Block);  // of a row
+  static constexpr int kRingGroups = 3;
   static constexpr bool kScaled = true;
-  static constexpr bool kHalf = std::is_same_v<T, __half>;
-  static constexpr float kFactor = kHalf ? 16384.0f : 256.0f;
+  static constexpr float kFactor = 16384.0f;
 
   // Vector v of lane q begins at 32 * v + 8 * q of a step; in it element i and i + 4 are a pair.
   static __host__ __device__ __forceinline__ int Position(int element) {
     const int lane = element / 32 % 4, vector = element / 8 % 4, within = element % 8;
     return element / kStep * kStep + vector * 32 + lane * 8 + within % 4 * 2 + within / 4;
-  }
-  // The first element of the vector at a position.
-  static __host__ __device__ __forceinline__ int VectorElement(int position) {
-    return position / kStep * kStep + position / 8 % 4 * 32 + position / 32 % 4 * 8;
   }
   static __host__ __device__ __forceinline__ int64_t RowBytes(int depth) { return depth / 2; }
   static __device__ __forceinline__ uint4 Arrange(uint4 v) {
@@ -63,43 +57,57 @@ struct Nvfp4Format {
                       __byte_perm(v.y, v.w, 0x7632));
   }
 
-  // A lane's two scales of a step, each twice.
-  using Pair = typename HalfTraits<T>::Pair;
-  struct Scales {
-    Pair low, high;
-  };
-  static __device__ __forceinline__ Scales ScalesOf(uint16_t both) {
-    const __half2_raw wide = __nv_cvt_fp8x2_to_halfraw2(both, __NV_E4M3);
-    if constexpr (kHalf) {
-      return {__low2half2(wide), __high2half2(wide)};
-    } else {
-      // 2^118 instead of the whole 2^126, which would overflow at scale 4; kFactor makes up for it.
-      constexpr float kLift = 0x1p118f;
-      const float2 scales = __half22float2(wide);
-      return {__float2bfloat162_rn(__fmul_rn(scales.x, kLift)), __float2bfloat162_rn(__fmul_rn(scales.y, kLift))};
+  static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
+
+  // A block's bfloat16 as float16; returns what its products are to be multiplied with. Infinities and NaN stay.
+  static __device__ __forceinline__ float Convert(uint4 (&block)[2]) {
+    const uint32_t peak = max(Peak(block[0]), Peak(block[1])), base = Base(peak);
+    const uint32_t lowered = -base & 0xffffu, both = lowered | lowered << 16;
+#pragma unroll
+    for (uint4& v : block) {
+      v = make_uint4(ConvertPair(v.x, both), ConvertPair(v.y, both), ConvertPair(v.z, both), ConvertPair(v.w, both));
     }
+    return PowerOfTwo(static_cast<int>(base >> 7) - 112);
   }
 
-  static __device__ __forceinline__ void Pairs(uint4 words, int vector, const Scales& scales, uint32_t (&pairs)[4]) {
-    const uint32_t w = vector == 0 ? words.x : vector == 1 ? words.y : vector == 2 ? words.z : words.w;
-    const Pair scale = vector < 2 ? scales.low : scales.high;
-    uint32_t raw[4];
-    if constexpr (kHalf) {
-      // Bytes of a half's upper part: nibbles 0, 2, 4, 6 and 1, 3, 5, 7.
-      const uint32_t even = ((w << 4) & 0x80808080u) | ((w << 1) & 0x0e0e0e0eu);
-      const uint32_t odd = (w & 0x80808080u) | ((w >> 3) & 0x0e0e0e0eu);
-      raw[0] = __byte_perm(even, 0, 0x2404);
-      raw[1] = __byte_perm(odd, 0, 0x2404);
-      raw[2] = even & 0xff00ff00u;
-      raw[3] = odd & 0xff00ff00u;
-    } else {
-      raw[0] = ((w << 12) & 0x80008000u) | ((w << 6) & 0x01c001c0u);
-      raw[1] = ((w << 8) & 0x80008000u) | ((w << 2) & 0x01c001c0u);
-      raw[2] = ((w << 4) & 0x80008000u) | ((w >> 2) & 0x01c001c0u);
-      raw[3] = (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = BitCast<uint32_t>(__hmul2(BitCast<Pair>(raw[i]), scale));
+  // Two neighbouring scales.
+  static __device__ __forceinline__ float2 ScalesOf(uint32_t both) {
+    return __half22float2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(both), __NV_E4M3));
+  }
+
+  // Eight weights without their scale, as the pairs of a vector. Written for the pipe of the logical operations, which
+  // is the first to fill up: the shifts to the left are multiplications.
+  static __device__ __forceinline__ void Decode(uint32_t w, uint32_t (&pairs)[4]) {
+    constexpr uint32_t kSigns = 0x80808080u, kHalves = 0x8e008e00u;
+    // Nibbles 0, 2, 4, 6 and 1, 3, 5, 7: signs and magnitudes as in a half's upper byte, other bits between them.
+    const uint32_t even = Select(kSigns, w << 4, w << 1), odd = Select(kSigns, w, w >> 3);
+    pairs[0] = (even << 8) & kHalves;
+    pairs[1] = (odd << 8) & kHalves;
+    pairs[2] = even & kHalves;
+    pairs[3] = odd & kHalves;
+  }
+
+ private:
+  // Bits of `first` where `mask` has ones, else of `second`, in one operation, which the compiler would take apart.
+  static __device__ __forceinline__ uint32_t Select(uint32_t mask, uint32_t first, uint32_t second) {
+    uint32_t selected;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(selected) : "r"(first), "r"(second), "r"(mask));
+    return selected;
+  }
+  // The largest exponent among a vector's elements, in place.
+  static __device__ __forceinline__ uint32_t Peak(uint4 v) {
+    constexpr uint32_t kExponents = 0x7f807f80u;
+    const uint32_t both =
+        __vmaxu2(__vmaxu2(v.x & kExponents, v.y & kExponents), __vmaxu2(v.z & kExponents, v.w & kExponents));
+    return max(both >> 16, both & 0xffffu);
+  }
+  // What the exponents are lowered by, in place: the peak becomes 30, the largest; 31 if it was infinity.
+  static __device__ __forceinline__ uint32_t Base(uint32_t peak) {
+    constexpr uint32_t kUnit = 1u << 7;
+    return peak == 255 * kUnit ? 224 * kUnit : max(peak, 30 * kUnit) - 30 * kUnit;
+  }
+  static __device__ __forceinline__ uint32_t ConvertPair(uint32_t v, uint32_t lowered) {
+    return __viaddmax_s16x2(v & 0x7fff7fffu, lowered, 0u) << 3 | (v & 0x80008000u);
   }
 };
 

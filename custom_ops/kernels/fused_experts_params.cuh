@@ -11,10 +11,13 @@
 namespace ort_moe {
 
 constexpr int kLanes = 32;
-constexpr int kTileRows = 8;          // weight rows of a tile: half of the tensor core's 16
-constexpr int kMaxChunk = 8;          // tokens of one expert that a block takes at once: the tensor core's columns
+constexpr int kTileRows = 8;  // weight rows of a tile: half of the tensor core's 16
+constexpr int kSetRows = 2 * kTileRows;
+constexpr int kMaxSlices = 4;
+constexpr int kMaxChunk = 8;          // tokens of one expert that are computed at once: the tensor core's columns
+constexpr int kFewChunk = 4;          // the same by the kernels for few tokens
 constexpr int kVectorElements = 8;    // of activations in 16 bytes
-constexpr int kMaxDirectSlots = 128;  // up to here blocks find an expert's tokens in the indices, without maps
+constexpr int kMaxDirectSlots = 128;  // up to here each block finds the items by itself, without maps
 
 // One layer of all experts: `rows` outputs, `depth` elements along the reduction.
 struct LayerParams {
@@ -24,8 +27,8 @@ struct LayerParams {
   const void* bias;           // or null
   int32_t rows;
   int32_t depth;
-  int32_t slices;       // parts of the reduction with a partial sum each; from the depth alone, so is every sum's order
-  int32_t slice_steps;  // of Format::kStep elements in a slice
+  int32_t slices;  // parts of the reduction with a partial sum each; from the depth alone, so is every sum's order
+  int32_t slice_groups;  // of two steps of Format::kStep elements
 };
 
 struct ExpertsParams {
@@ -42,8 +45,8 @@ struct ExpertsParams {
   int32_t tokens, k, slots;  // slots = tokens * k; slot t * k + j is choice j of token t
   int32_t experts;
   int32_t activated_stride;  // elements
-  int32_t chunk;             // tokens of an expert that a block takes at once, <= kMaxChunk
-  int32_t prefetched_items;  // of FC2, ahead of the wait
+  int32_t chunk;             // tokens of an expert that are computed at once, <= kMaxChunk
+  int32_t fc2_tiles;         // of a block of FC2, at most
   bool by_expert;            // blocks walk over an expert's chunks instead of taking one each
   Activation activation;
   bool gated, interleaved, mix_input;

@@ -66,6 +66,12 @@ cudaError_t QueryKernel(KernelTraits* traits) {
     if (error == cudaSuccess) {
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     }
+    // All of it for shared memory, always: a multiprocessor changes the split only when it is idle, and kernels that
+    // overlap would wait for that.
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared);
+    }
     if (error != cudaSuccess) return error;
     // Code of an older architecture, just-in-time compiled for a newer device, has no wait in it.
     const bool hopper = major >= 9 && code.binaryVersion >= 90 && code.ptxVersion >= 90;

@@ -1,0 +1,91 @@
+// Rows of activations of FusedExperts in a block's shared memory, as the tensor core takes them; and what becomes of
+// the sums over them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/float_math.h"
+#include "kernels/fused_experts_ring.cuh"
+
+namespace ort_moe {
+
+// A staged row: the activations at Position, zeros up to a whole step; then, for formats that convert, a factor for
+// each block of 16.
+constexpr int kBlock = static_cast<int>(kNvfp4Block);
+
+template <typename Format>
+__host__ __device__ __forceinline__ int PaddedDepth(int depth) {
+  return (depth + Format::kStep - 1) / Format::kStep * Format::kStep;
+}
+
+// Bytes between two rows: 64 past a multiple of 128, so that no two rows' vectors meet in a bank.
+template <typename Format>
+__host__ __device__ __forceinline__ int StagedStride(int depth) {
+  constexpr int kLine = 128;
+  const int padded = PaddedDepth<Format>(depth);
+  const int bytes = padded * static_cast<int>(sizeof(typename Format::Element)) +
+                    (Format::kConverts ? padded / kBlock * static_cast<int>(sizeof(float)) : 0);
+  return (bytes + kLine - 1) / kLine * kLine + kLine / 2;
+}
+
+// Asks for block `block` of a row; CommitCopies() closes the group. `arranged`: the row has its elements at Position.
+template <typename Format>
+__device__ __forceinline__ void BeginBlock(const typename Format::Element* row, char* target, int depth, int block,
+                                           bool arranged) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int element = block * kBlock + i * kVectorElements, position = Format::Position(element);
+    CopyAsync(reinterpret_cast<uint4*>(target) + position / kVectorElements, row + (arranged ? position : element),
+              element < depth);
+  }
+}
+
+// Turns a block that has arrived into what the tensor core takes; by the thread that asked for it.
+template <typename Format>
+__device__ __forceinline__ void FinishBlock(char* target, int depth, int block, bool arranged) {
+  if constexpr (!Format::kScaled) return;
+  if (arranged && !Format::kConverts) return;
+  uint4* at[2];
+  uint4 vectors[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int position = Format::Position(block * kBlock + i * kVectorElements);
+    at[i] = reinterpret_cast<uint4*>(target) + position / kVectorElements;
+    vectors[i] = arranged ? *at[i] : Format::Arrange(*at[i]);
+  }
+  if constexpr (Format::kConverts) {
+    reinterpret_cast<float*>(target + PaddedDepth<Format>(depth) * sizeof(typename Format::Element))[block] =
+        Format::Convert(vectors);
+  }
+  *at[0] = vectors[0];
+  *at[1] = vectors[1];
+}
+
+// Asks for the global scale of an expert, 1 where there is none.
+__device__ __forceinline__ void BeginGlobalScale(const LayerParams& layer, int expert, float* target) {
+  if (layer.global_scale == nullptr) {
+    *target = 1.0f;
+  } else {
+    CopyAsync4(target, layer.global_scale + expert, true);
+  }
+}
+
+// What the sums of one expert's weights are multiplied with.
+template <typename Format>
+__device__ __forceinline__ float LayerScale(float global_scale) {
+  return Mul(Format::kFactor, global_scale);
+}
+
+// Bias of weight row `row` of all experts'.
+template <typename T>
+__device__ __forceinline__ float BiasOf(const LayerParams& layer, int64_t row) {
+  return layer.bias == nullptr ? 0.0f : HalfTraits<T>::ToFloat(static_cast<const T*>(layer.bias)[row]);
+}
+
+// A layer's output from the sum over a row of activations.
+template <typename T>
+__device__ __forceinline__ float LayerOutput(float sum, float scale, float mix, float bias) {
+  return Rounded<T>(Add(Mul(Mul(sum, scale), mix), bias));
+}
+
+}  // namespace ort_moe
