@@ -23,7 +23,9 @@
 namespace ort_moe {
 namespace {
 
-constexpr int kAlignment = 64;  // elements that H and I must divide by for the fast kernels
+// What H and I must divide by for the fast kernels: a half-precision row's copies take 16 bytes, its tiles up to 32
+// columns, and four e4m3 scales at once.
+constexpr int64_t kDenseAlignment = 32, kNvfp4Alignment = 64;
 constexpr int64_t kMaxGridY = 65535;
 constexpr size_t kScratchAlignment = 256;
 
@@ -91,7 +93,8 @@ Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
-  if (args.dtype == DType::kFloat32 || args.hidden % kAlignment != 0 || args.inner % kAlignment != 0) {
+  const int64_t alignment = config.weight_format == WeightFormat::kDense ? kDenseAlignment : kNvfp4Alignment;
+  if (args.dtype == DType::kFloat32 || args.hidden % alignment != 0 || args.inner % alignment != 0) {
     return PlainPlan(args);
   }
   int device = 0, processors = 0, shared_limit = 0;

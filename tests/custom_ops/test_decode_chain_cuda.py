@@ -158,7 +158,7 @@ class DelayedChain:
     hold poison, or what the router before it wrote.
     """
 
-    EXPERTS, K, HIDDEN, INNER = 1024, 32, 64, 32
+    EXPERTS, K, HIDDEN, INNER = 1024, 32, 64, 64
 
     def __init__(self, tokens: int, weight_format: str, onnx_type: str = "float16") -> None:
         rng = np.random.default_rng(0)
@@ -258,7 +258,7 @@ def test_experts_read_no_stale_routing(tokens: int, onnx_type: str, weight_forma
 
 def test_sessions_behind_each_other_read_no_stale_routing() -> None:
     """The same within a graph: many layers, each of whose routers is slow, against one layer at a time."""
-    case = ExpertsCase((2,), 1024, 32, 64, 32, "float16", "nvfp4")
+    case = ExpertsCase((2,), 1024, 32, 64, 64, "float16", "nvfp4")
     chain = Chain(case, layers=12)
     logits = np.random.default_rng(3).permuted(np.arange(2 * 1024) % 2).reshape(2, 1024).astype(np.float16)
     slow = {f"logits{n}": np.roll(logits, n, axis=1) for n in range(chain.layers)}
@@ -337,7 +337,7 @@ def test_indices_out_of_range_contribute_nothing() -> None:
     for weight_format in ("dense", "nvfp4"):
         for onnx_type in DTYPES:
             for tokens in (1, 40):
-                case = ExpertsCase((tokens,), 4, 2, 64, 32, onnx_type, weight_format, has_residual=True)
+                case = ExpertsCase((tokens,), 4, 2, 64, 64, onnx_type, weight_format, has_residual=True)
                 case.feeds["indices"][:, 1] = np.resize([-1, 4, 2**31 - 1, -(2**31)], tokens)
                 got = run_op("FusedExperts", case.feeds, case.all_attributes, providers=["CUDAExecutionProvider"])["y"]
                 case.check(got)
