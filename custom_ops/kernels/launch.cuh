@@ -69,8 +69,8 @@ cudaError_t QueryKernel(KernelTraits* traits) {
     // All of it for shared memory, always: a multiprocessor changes the split only when it is idle, and kernels that
     // overlap would wait for that.
     if (error == cudaSuccess) {
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared);
+      error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     }
     if (error != cudaSuccess) return error;
     // Code of an older architecture, just-in-time compiled for a newer device, has no wait in it.

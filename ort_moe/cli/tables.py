@@ -20,18 +20,9 @@ def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One o
     if name is not None:
         _print_op(_find(OPS, name, "operator"))
         return
-    listing = table(
-        *("operator", "inputs", "outputs", "attributes"),
-        prose=("inputs", "outputs", "attributes"),
-        title=f"Domain {DOMAIN}, version {VERSION}",
-    )
+    listing = table("operator", "what it does", prose=("what it does",), title=f"Domain {DOMAIN}, version {VERSION}")
     for op in OPS.values():
-        listing.add_row(
-            op.name,
-            ", ".join(t.name + ("?" if t.optional else "") for t in op.inputs),
-            ", ".join(t.name + ("?" if t.optional else "") for t in op.outputs),
-            ", ".join(a.name for a in op.attributes),
-        )
+        listing.add_row(op.name, _plain(op.doc.split("\n\n")[0]))
     show(listing)
 
 
