@@ -97,12 +97,24 @@ def dim(value: ir.Value | None, axis: int) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def is_same_length(length: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether two lengths of axes are known to be one: the same number, or the same name."""
+    return bool(length == other) and (isinstance(length, int) or length.value is not None)
+
+
 def has_same_shape(value: ir.Value, other: ir.Value) -> bool:
     """Whether both shapes are known and one: the same lengths, under the same names where they are not fixed."""
     if value.shape is None or other.shape is None or value.shape.rank() != other.shape.rank():
         return False
-    pairs = zip(value.shape, other.shape, strict=True)
-    return all(a == b and (isinstance(a, int) or a.value is not None) for a, b in pairs)
+    return all(map(is_same_length, value.shape, other.shape))
+
+
+def is_same_shape_if_as_many(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether two shapes of as many elements are one: all lengths but one at most must be known to be equal."""
+    if shape is None or other is None or shape.rank() != other.rank():
+        return False
+    different = [pair for pair in zip(shape, other, strict=True) if not is_same_length(*pair)]
+    return not different or (len(different) == 1 and not all(isinstance(length, int) for length in different[0]))
 
 
 def is_last_axis(axis: int, value: ir.Value) -> bool:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.growth.tabulate import has_shape_of, tabulate
+from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, require_only_consumers, router
-from ort_moe.rewrites.values import Array, constant, filling, scalar_beside
+from ort_moe.rewrites.values import Array, constant, filling, is_same_shape_if_as_many, scalar_beside
 
 _BOUNDED_SCORES = ("softmax", "sigmoid", "sparse_mixer")
 """Scores that are finite for every row that has no NaN."""
@@ -33,7 +33,10 @@ class _PerExpert(RouterRule):
         assert node is not None
         if table is None:
             raise Refusal(f"'{per_expert.name}' is not made of the indices of this FusedRouter and constants alone")
-        require(has_shape_of(per_expert, weights), f"'{per_expert.name}' has not the shape of the weights")
+        require(
+            is_same_shape_if_as_many(per_expert.shape, weights.shape),
+            f"'{per_expert.name}' has not the shape of the weights",
+        )
         require_only_consumers(weights, node)
         factors = table.astype(np.float32)
         if found.expert_scale is not None:
@@ -83,7 +86,7 @@ class _Skip(_PerExpert):
 
     def read(self, weights: ir.Value, fill: ir.Value, condition: ir.Value, masked: ir.Value, **_: Any) -> Array:
         number = scalar_beside(fill, weights)
-        if number is None and has_shape_of(fill, weights):
+        if number is None and is_same_shape_if_as_many(fill.shape, weights.shape):
             number = filling(fill)
         require(number == 0.0, f"the weights of skipped experts become {number}, expected 0")
         found = Router.producing(weights)

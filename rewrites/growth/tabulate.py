@@ -51,15 +51,6 @@ def tabulate(value: ir.Value | None, indices: ir.Value, experts: int | None) -> 
     return None if array is None or array.shape != (experts,) else array
 
 
-def has_shape_of(value: ir.Value, other: ir.Value) -> bool:
-    """Whether two values with as many elements have one shape: all lengths but one must be known to be equal."""
-    if value.shape is None or other.shape is None or value.shape.rank() != other.shape.rank():
-        return False
-    pairs = list(zip(value.shape, other.shape, strict=True))
-    different = [(a, b) for a, b in pairs if a != b or (not isinstance(a, int) and a.value is None)]
-    return not different or (len(different) == 1 and not all(isinstance(length, int) for length in different[0]))
-
-
 def _evaluate(value: ir.Value | None, indices: ir.Value, experts: int, depth: int) -> Array | None:
     """The value for each expert, (experts) or, where it is the same for all, ()."""
     if value is indices:

@@ -24,6 +24,8 @@ from ort_moe.rewrites.values import (
     integers,
     is_last_axis,
     is_op,
+    is_same_length,
+    is_same_shape_if_as_many,
     producer,
     rank,
     reduces_last_axis,
@@ -47,7 +49,7 @@ def needless(node: ir.Node, writer: Writer) -> ir.Value | None:
     result, value = node.outputs[0], node.inputs[0]
     found = None
     while value is not None:
-        if _is_same_view(value, result):
+        if is_same_shape_if_as_many(value.shape, result.shape):
             found = value
         view = producer(value, *RESHAPING)
         value = None if view is None else view.inputs[0]
@@ -126,7 +128,7 @@ def keep_dimension(node: ir.Node, writer: Writer) -> ir.Value | None:
     shape = ir.Shape(
         [1 if axis in reduced else x.shape[axis] for axis in range(known) if axis not in reduced or not kept]
     )
-    if not _is_same_shape(shape, result.shape):
+    if not is_same_shape_if_as_many(shape, result.shape):
         return None
     attributes = _attributes(reduction) | {"keepdims": 1 - kept}
     inputs = [operand for operand in reduction.inputs if operand is not None]
@@ -182,25 +184,9 @@ def gather_elements(node: ir.Node, writer: Writer) -> ir.Value | None:
         return None
     view, result = producer(coordinates, *RESHAPING), node.outputs[0]
     ids = None if view is None else view.inputs[0]
-    if ids is None or rank(ids) != known or not _is_same_shape(ids.shape, result.shape):
+    if ids is None or rank(ids) != known or not is_same_shape_if_as_many(ids.shape, result.shape):
         return None
     return writer.op("GatherElements", scores, ids, like=result, axis=-1)
-
-
-def _is_same_view(value: ir.Value, result: ir.Value) -> bool:
-    return _is_same_shape(value.shape, result.shape)
-
-
-def _is_same_shape(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
-    """Whether two shapes of as many elements are one: all lengths but one at most must be known to be equal."""
-    if shape is None or other is None or shape.rank() != other.rank():
-        return False
-    different = [pair for pair in zip(shape, other, strict=True) if not _is_same_length(*pair)]
-    return not different or (len(different) == 1 and not all(isinstance(length, int) for length in different[0]))
-
-
-def _is_same_length(a: Any, b: Any) -> bool:
-    return bool(a == b) and (isinstance(a, int) or a.value is not None)
 
 
 def _same_rows(value: ir.Value | None, other: ir.Value | None) -> bool:
@@ -208,7 +194,7 @@ def _same_rows(value: ir.Value | None, other: ir.Value | None) -> bool:
     if value is None or other is None or value.shape is None or other.shape is None:
         return False
     a, b = value.shape[:-1], other.shape[:-1]
-    return len(a) == len(b) and all(_is_same_length(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(map(is_same_length, a, b))
 
 
 def _keeps_rows(view: ir.Node) -> bool:
