@@ -19,7 +19,7 @@ from onnxscript.rewriter import (
 )
 
 from ort_moe.ops import DOMAIN
-from ort_moe.rewrites.values import consumers, label
+from ort_moe.rewrites.values import FLOATS, consumers, label
 
 _QUIET = "sink-casts"
 """Rules that are tried on nodes of any kind, so that their refusals tell the user nothing."""
@@ -172,6 +172,11 @@ def require(condition: bool, sentence: str) -> None:
     """Refuse with the sentence unless the condition holds."""
     if not condition:
         raise Refusal(sentence)
+
+
+def require_logits(x: ir.Value) -> None:
+    """Refuse a value of another type than logits may have."""
+    require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
 
 
 def require_only_consumers(value: ir.Value, *allowed: ir.Node) -> None:

@@ -36,6 +36,27 @@ class _Bias:
     scores: ir.Value
 
 
+def _gathered(op: Any, scores: Any, keys: Any) -> tuple[Any, Any, Any]:
+    """The pattern of scores gathered by the indices of a FusedRouter; binds `gathered` and `ids`."""
+    _, indices = router(op, keys)
+    ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
+    return op.GatherElements(scores, ids, _allow_other_attributes=True, _outputs=["gathered"]), indices, ids
+
+
+def _as_gathered(
+    op: Any, gathered: ir.Value, weights: ir.Value, indices: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """What takes the place of that pattern's outputs: the weights in the type of what was gathered, and the indices."""
+    result = weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(weights, to=gathered.dtype)
+    return result, indices, op.Cast(indices, to=ir.DataType.INT64)
+
+
+def _require_along_last_axis(gathered: ir.Value, scores: ir.Value) -> None:
+    gather = gathered.producer()
+    assert gather is not None
+    require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+
+
 class GatherScores(RouterRule):
     """GatherElements(s, indices(FusedRouter(s + bias))) -> weights(FusedRouter(s, bias)).
 
@@ -48,16 +69,11 @@ class GatherScores(RouterRule):
     root = "GatherElements"
 
     def pattern(self, op: Any, scores: Any, keys: Any) -> Any:
-        _, indices = router(op, keys)
-        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
-        gathered = op.GatherElements(scores, ids, _allow_other_attributes=True, _outputs=["gathered"])
-        return gathered, indices, ids
+        return _gathered(op, scores, keys)
 
     def read(self, scores: ir.Value, keys: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any) -> _Bias | None:
         found = Router.producing(weights)
-        gather = gathered.producer()
-        assert gather is not None
-        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        _require_along_last_axis(gathered, scores)
         require(scores.dtype in FLOATS, f"the scores are {scores.dtype}")
         require(
             found.ranks_its_input and found.has_raw_weights and found.selection_bias is None,
@@ -79,8 +95,7 @@ class GatherScores(RouterRule):
         new_weights, indices = Router.producing(weights).grow(
             op, self.title, logits=logits, selection_bias=vector_value, weights_from="scores"
         )
-        result = new_weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(new_weights, to=gathered.dtype)
-        return result, indices, op.Cast(indices, to=ir.DataType.INT64)
+        return _as_gathered(op, gathered, new_weights, indices)
 
 
 class GatherSoftmax(RouterRule):
@@ -94,28 +109,20 @@ class GatherSoftmax(RouterRule):
     root = "GatherElements"
 
     def pattern(self, op: Any, scored: Any, keys: Any) -> Any:
-        _, indices = router(op, keys)
-        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
-        scores = op.Softmax(scored, _allow_other_attributes=True, _outputs=["scores"])
-        gathered = op.GatherElements(scores, ids, _allow_other_attributes=True, _outputs=["gathered"])
-        return gathered, indices, ids
+        return _gathered(op, op.Softmax(scored, _allow_other_attributes=True, _outputs=["scores"]), keys)
 
     def read(
         self, scored: ir.Value, keys: ir.Value, scores: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any
     ) -> None:
         found = Router.producing(weights)
-        softmax, gather = scores.producer(), gathered.producer()
+        softmax = scores.producer()
         assert softmax is not None
-        assert gather is not None
         if through_widening(scored) is not through_widening(keys):
             raise Mismatch  # scores with a bias, which GatherScores reads
-        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        _require_along_last_axis(gathered, scores)
         require(is_last_axis(integer(softmax, "axis", -1), scores), "the softmax does not run over the experts")
         require(scores.dtype in FLOATS, f"the scores are {scores.dtype}")
-        require(
-            found.is_bare,
-            "the FusedRouter has already absorbed something that acts before the gather",
-        )
+        require(found.is_bare, "the FusedRouter has already absorbed something that acts before the gather")
         require_only_consumers(weights)
 
     def rewrite(
@@ -123,8 +130,7 @@ class GatherSoftmax(RouterRule):
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         self.read(weights=weights, gathered=gathered, **matched)
         new_weights, indices = Router.producing(weights).grow(op, self.title, score="softmax")
-        result = new_weights if gathered.dtype == ir.DataType.FLOAT else op.Cast(new_weights, to=gathered.dtype)
-        return result, indices, op.Cast(indices, to=ir.DataType.INT64)
+        return _as_gathered(op, gathered, new_weights, indices)
 
 
 class GatherSigmoid(RouterRule):
@@ -138,16 +144,12 @@ class GatherSigmoid(RouterRule):
     root = "GatherElements"
 
     def pattern(self, op: Any, x: Any, keys: Any) -> Any:
-        _, indices = router(op, keys)
-        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
-        return op.GatherElements(op.Sigmoid(x), ids, _allow_other_attributes=True, _outputs=["gathered"])
+        return _gathered(op, op.Sigmoid(x), keys)[0]
 
     def read(self, x: ir.Value, keys: ir.Value, gathered: ir.Value, **_: Any) -> None:
-        gather = gathered.producer()
         if not _is_ranked(x, keys):
             raise Mismatch
-        assert gather is not None
-        require(is_last_axis(integer(gather, "axis", 0), x), "the scores are not gathered along the last axis")
+        _require_along_last_axis(gathered, x)
 
     def rewrite(self, op: Any, x: ir.Value, ids: ir.Value, gathered: ir.Value, **matched: Any) -> ir.Value:
         self.read(x=x, gathered=gathered, **matched)
@@ -169,18 +171,15 @@ class GatherProduct(RouterRule):
     commutes = True
 
     def pattern(self, op: Any, scores: Any, factors: Any, keys: Any) -> Any:
-        _, indices = router(op, keys)
-        ids = op.Cast(indices, _allow_other_attributes=True, _outputs=["ids"])
-        return op.GatherElements(op.Mul(scores, factors), ids, _allow_other_attributes=True, _outputs=["gathered"])
+        return _gathered(op, op.Mul(scores, factors), keys)[0]
 
     def read(
         self, scores: ir.Value, factors: ir.Value, keys: ir.Value, weights: ir.Value, gathered: ir.Value, **_: Any
     ) -> Array:
-        array, gather = vector(factors, Router.producing(weights).experts), gathered.producer()
+        array = vector(factors, Router.producing(weights).experts)
         if array is None or not _is_ranked(scores, keys):
             raise Mismatch
-        assert gather is not None
-        require(is_last_axis(integer(gather, "axis", 0), scores), "the scores are not gathered along the last axis")
+        _require_along_last_axis(gathered, scores)
         return array
 
     def rewrite(self, op: Any, scores: ir.Value, ids: ir.Value, gathered: ir.Value, **matched: Any) -> ir.Value:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
-from ort_moe.rewrites.rule import Mismatch, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.rule import Mismatch, RouterRule, require, require_logits, require_only_consumers, router
 from ort_moe.rewrites.values import (
     FLOATS,
     SCORES,
@@ -29,7 +29,7 @@ class _Score(RouterRule):
     def read(self, weights: ir.Value, x: ir.Value, **_: Any) -> None:
         found = Router.producing(weights)
         require(found.ranks_its_input, "the FusedRouter already has a score or a soft cap")
-        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+        require_logits(x)
 
     def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
         self.read(weights=weights, x=x, **matched)
@@ -112,7 +112,7 @@ class _RowShift(RouterRule):
             found.attributes["score_after_topk"] == 0 or not found.has_groups,
             "the chosen come from a group mask, whose fill is no logit",
         )
-        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+        require_logits(x)
 
     def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:
         self.read(weights=weights, x=x, **matched)
@@ -211,7 +211,7 @@ class ExpOfLogSoftmax(RouterRule):
         assert softmax is not None
         require(found.is_bare, "the FusedRouter has already absorbed something")
         require(is_last_axis(integer(softmax, "axis", -1), x), "the softmax does not run over the experts")
-        require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+        require_logits(x)
         require_only_consumers(weights, node)
 
     def rewrite(self, op: Any, weights: ir.Value, x: ir.Value, **matched: Any) -> tuple[ir.Value, ir.Value]:

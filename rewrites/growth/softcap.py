@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.router_node import Router
-from ort_moe.rewrites.rule import Refusal, RouterRule, require, router
-from ort_moe.rewrites.values import FLOATS, producer, scalar_beside
+from ort_moe.rewrites.rule import Refusal, RouterRule, require, require_logits, router
+from ort_moe.rewrites.values import producer, scalar_beside
 
 
 class Softcap(RouterRule):
@@ -41,7 +41,7 @@ class Softcap(RouterRule):
             require(
                 np.float32(number) == np.float32(expected), f"the tanh's input is scaled by {number}, not by the cap"
             )
-            require(x.dtype in FLOATS, f"the logits are {x.dtype}, expected float32, float16 or bfloat16")
+            require_logits(x)
             return x, limit
         raise Refusal("the tanh's input is not divided by a constant")
 
