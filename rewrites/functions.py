@@ -21,10 +21,10 @@ from ort_moe.router_config import RouterConfig
 OLDEST_OPSET = 13
 """Oldest standard operator set in which the bodies can be written (axes of ReduceSum as an input)."""
 
-SOFTPLUS_THRESHOLD = 20.0
+_SOFTPLUS_THRESHOLD = 20.0
 """Above it softplus(x) is x in float32."""
 
-OLDEST_IR_VERSION = 10
+_OLDEST_IR_VERSION = 10
 """Oldest IR version whose functions have overloads."""
 
 
@@ -41,7 +41,7 @@ def attach_functions(model: ir.Model) -> int:
             model.functions[node.op_identifier()] = build_function(router, opset)
             added += 1
     if added:
-        model.ir_version = max(model.ir_version, OLDEST_IR_VERSION)
+        model.ir_version = max(model.ir_version, _OLDEST_IR_VERSION)
     return added
 
 
@@ -148,7 +148,7 @@ class _Body:
         if self._config.score == "sigmoid":
             return self._op("Sigmoid", x)
         if self._config.score == "sqrtsoftplus":
-            linear = self._op("Greater", x, self._float(SOFTPLUS_THRESHOLD))
+            linear = self._op("Greater", x, self._float(_SOFTPLUS_THRESHOLD))
             return self._op("Sqrt", self._op("Where", linear, x, self._op("Softplus", x)))
         return x
 

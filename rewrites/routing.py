@@ -19,6 +19,7 @@ from typing import NoReturn
 import onnx_ir as ir
 
 from ort_moe.rewrites.choice import chosen_count, chosen_indices, ranked_axis
+from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import (
     FLOATS,
@@ -274,7 +275,7 @@ def _reaches(value: ir.Value, experts: int | None, most: int = _LOOK_AHEAD) -> b
                 if experts is None or _is_expert_stack(node.inputs[1 - position], experts):
                     return True
                 continue
-            if is_op(node, "TopK", "Shape") or node.op_type == "FusedRouter":
+            if is_op(node, "TopK", "Shape") or is_router(node):
                 continue
             fresh = [output for output in node.outputs if output not in seen]
             seen.update(fresh)
