@@ -11,8 +11,8 @@ e2m1 codes: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,12 @@ SCALE_DTYPE = np.dtype(ml_dtypes.float8_e4m3fn)
 
 _E2M1_MAX = 6.0
 _E4M3_MAX = 448.0
+_E4M3_TINY = 2.0**-9
+
+_FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
+_PRODUCTS = (np.dtype(np.float32), np.dtype(np.float64))
+_PackedAlong = Literal["K", "N"]
+_Layout = Literal["concat", "interleaved"]
 
 
 class Nvfp4(NamedTuple):
@@ -49,15 +55,18 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
     """Quantizes float weights to the nearest codes, an expert at a time.
 
     The global scale of an expert maps its largest weight to the largest product of code and scale, 6 * 448; the scale
-    of a block then maps the block's largest weight to 6. Both as in NVIDIA's recipe for weights.
+    of a block then maps the block's largest weight to 6. Both as in NVIDIA's recipe for weights. Only a block of zeros
+    gets the scale 0: one that rounds to it would lose weights for which the smallest scale has codes.
 
     Args:
         weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of 16.
         name: What errors call them.
 
     Raises:
-        ValueError: They have another shape, or are not finite.
+        ValueError: They have another type or shape, or are not finite.
     """
+    if weights.dtype not in _FLOATS:
+        raise ValueError(f"nvfp4: '{name}' must be {_alternatives(_FLOATS)}, but is {weights.dtype}")
     if weights.ndim != 3:
         raise ValueError(f"nvfp4: '{name}' must have shape (E, N, D), but has {weights.shape}")
     experts, rows, depth = weights.shape
@@ -66,7 +75,7 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
     scales = np.empty((experts, rows, depth // BLOCK), SCALE_DTYPE)
     global_scale = np.ones(experts, np.float32)
     for expert in range(experts):
-        blocks = weights[expert].astype(np.float32).reshape(rows, -1, BLOCK)
+        blocks = weights[expert].astype(np.float32).reshape(rows, depth // BLOCK, BLOCK)
         if not np.isfinite(blocks).all():
             raise ValueError(f"nvfp4: '{name}' must be finite, but expert {expert} is not")
         block_max = np.abs(blocks).max(axis=-1, initial=0.0)
@@ -74,8 +83,8 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
         if largest > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
             global_scale[expert] = np.maximum(largest / (_E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
-        wanted = np.minimum(block_max / _E2M1_MAX / global_scale[expert], _E4M3_MAX)
-        scales[expert] = wanted.astype(SCALE_DTYPE)
+        wanted = np.clip(block_max / _E2M1_MAX / global_scale[expert], _E4M3_TINY, _E4M3_MAX)
+        scales[expert] = np.where(block_max > 0.0, wanted, np.float32(0.0)).astype(SCALE_DTYPE)
         steps = scales[expert].astype(np.float32) * global_scale[expert]
         with np.errstate(divide="ignore", invalid="ignore"):
             codes = np.where(steps[..., None] > 0.0, blocks / steps[..., None], np.float32(0.0))
@@ -91,14 +100,16 @@ def dequantize(layer: Nvfp4, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[A
         dtype: float64, where the products are exact, or float32, where the last is rounded once.
 
     Raises:
-        ValueError: The parts of the layer do not fit together.
+        ValueError: The parts of the layer do not fit together, or `dtype` is neither.
     """
+    if dtype not in _PRODUCTS:
+        raise ValueError(f"nvfp4: dtype must be {_alternatives(_PRODUCTS)}, but is {np.dtype(dtype)}")
     check(layer)
     experts, rows, half = layer.weights.shape
     result = np.empty((experts, rows, 2 * half), dtype)
     for expert in range(experts):
         codes = E2M1.astype(dtype)[_unpack(layer.weights[expert])]
-        scaled = codes.reshape(rows, -1, BLOCK) * layer.scales[expert].astype(dtype)[..., None]
+        scaled = codes.reshape(rows, 2 * half // BLOCK, BLOCK) * layer.scales[expert].astype(dtype)[..., None]
         result[expert] = scaled.reshape(rows, 2 * half) * layer.global_scale[expert].astype(dtype)
     return result
 
@@ -136,7 +147,7 @@ def from_qmoe(
     weights: npt.NDArray[np.uint8],
     scales: npt.NDArray[Any],
     global_scale: npt.NDArray[np.float32],
-    packed_along: Literal["K", "N"],
+    packed_along: _PackedAlong,
     name: str = "weights",
 ) -> Nvfp4:
     """Takes the initializers of a com.microsoft::QMoE with quant_type nvfp4.
@@ -152,8 +163,9 @@ def from_qmoe(
         name: What errors call the weights.
 
     Raises:
-        ValueError: They have other types or shapes.
+        ValueError: They have other types or shapes, or `packed_along` is neither.
     """
+    _check_word("packed_along", packed_along, _PackedAlong)
     _check_scales(scales, name)
     experts, rows, blocks = scales.shape
     declared = (experts, blocks * BLOCK, rows // 2)
@@ -165,30 +177,29 @@ def from_qmoe(
     if packed_along == "K":
         packed = weights.reshape(experts, rows, blocks * BLOCK // 2)
     else:
-        packed = np.empty((experts, rows, blocks * BLOCK // 2), np.uint8)
-        for expert in range(experts):
-            packed[expert] = _pack(_unpack(weights[expert]).T)
+        packed = _packed_along_the_other_axis(weights)
     layer = Nvfp4(packed, scales, global_scale)
     check(layer, name)
     return layer
 
 
-def to_qmoe(layer: Nvfp4, packed_along: Literal["K", "N"]) -> Nvfp4:
+def to_qmoe(layer: Nvfp4, packed_along: _PackedAlong) -> Nvfp4:
     """The initializers of a com.microsoft::QMoE: the inverse of `from_qmoe`.
 
     Raises:
-        ValueError: The parts of the layer do not fit together, or N is odd.
+        ValueError: The parts of the layer do not fit together, N is odd, or `packed_along` is neither.
     """
+    _check_word("packed_along", packed_along, _PackedAlong)
     check(layer)
     experts, rows, half = layer.weights.shape
     if rows % 2:
         raise ValueError(f"nvfp4: a QMoE packs pairs of rows, so N must be even, but is {rows}")
     if packed_along == "K":
         return layer._replace(weights=layer.weights.reshape(experts, 2 * half, rows // 2))
-    return layer._replace(weights=np.stack([_pack(_unpack(expert).T) for expert in layer.weights]))
+    return layer._replace(weights=_packed_along_the_other_axis(layer.weights))
 
 
-def stack_rows(layers: Sequence[Nvfp4], layout: Literal["concat", "interleaved"] = "concat") -> Nvfp4:
+def stack_rows(layers: Sequence[Nvfp4], layout: _Layout = "concat") -> Nvfp4:
     """Makes one fc1 of a gate and a value projection; experts keep their number.
 
     Args:
@@ -196,8 +207,12 @@ def stack_rows(layers: Sequence[Nvfp4], layout: Literal["concat", "interleaved"]
         layout: All rows of the first, then those of the next; or a row of each in turn.
 
     Raises:
-        ValueError: Shapes or global scales differ. Scales that differ would have to be rounded anew.
+        ValueError: There are none, or `layout` is neither; or shapes or global scales differ. Scales that differ would
+            have to be rounded anew.
     """
+    _check_word("layout", layout, _Layout)
+    if not layers:
+        raise ValueError("nvfp4: there must be a layer to be stacked, but there is none")
     first = layers[0]
     for layer in layers:
         check(layer)
@@ -246,6 +261,18 @@ def check(layer: Nvfp4, name: str = "weights") -> None:
         )
 
 
+def _check_word(argument: str, value: str, choices: Any) -> None:
+    """A layout cannot be told from the shapes: taking an unknown word for one would give wrong weights in silence."""
+    words = get_args(choices)
+    if value not in words:
+        raise ValueError(f"nvfp4: {argument} must be {_alternatives(map(repr, words))}, but is {value!r}")
+
+
+def _alternatives(items: Iterable[object]) -> str:
+    *others, last = map(str, items)
+    return f"{', '.join(others)} or {last}"
+
+
 def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
     if scales.dtype != SCALE_DTYPE or scales.ndim != 3:
         raise ValueError(
@@ -269,6 +296,15 @@ def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Pairs along the last axis to bytes, the even one in the low bits."""
     packed: npt.NDArray[np.uint8] = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
     return packed
+
+
+def _packed_along_the_other_axis(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Codes (E, A, B / 2) that are packed along B to (E, B, A / 2), an expert at a time."""
+    experts, rows, half = packed.shape
+    result = np.empty((experts, 2 * half, rows // 2), np.uint8)
+    for expert in range(experts):
+        result[expert] = _pack(_unpack(packed[expert]).T)
+    return result
 
 
 def _unpack(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

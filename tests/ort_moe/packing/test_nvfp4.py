@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import ml_dtypes
 import numpy as np
@@ -61,6 +61,20 @@ def test_zeros_and_a_zero_expert() -> None:
     assert not got[1].any()
     assert not got[2, 0, 16:].any()
     assert got[0].any()
+
+
+def test_a_block_of_tiny_weights_beside_a_large_one_is_not_lost() -> None:
+    """Its scale would round to 0, while the smallest scale above has codes for it."""
+    weights = np.zeros((1, 3, 16), np.float32)
+    weights[0, 0, 0], weights[0, 1, :2] = 6.0 * 448.0, (2.0**-9, -(2.0**-10))
+    np.testing.assert_array_equal(nvfp4.dequantize(nvfp4.quantize(weights)), weights)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 32), (2, 0, 32), (2, 4, 0)])
+def test_layers_of_no_size(shape: tuple[int, int, int]) -> None:
+    layer = nvfp4.quantize(np.zeros(shape, np.float32))
+    assert nvfp4.dequantize(layer).shape == shape
+    assert nvfp4.dequantize(nvfp4.from_qmoe(*nvfp4.to_qmoe(layer, "N"), packed_along="N")).shape == shape
 
 
 @pytest.mark.parametrize("packed_along", ["K", "N"])
@@ -127,6 +141,22 @@ LAYER = nvfp4.quantize(random_weights((2, 4, 32)))
             "'fc2' must be uint8",
         ),
         (lambda: nvfp4.to_qmoe(nvfp4.quantize(np.ones((1, 3, 16), np.float32)), "N"), "N must be even, but is 3"),
+        # Packed weights taken for float ones, and words that differ in a letter: each would give other weights.
+        (
+            lambda: nvfp4.quantize(LAYER.weights),
+            "'weights' must be float32, float16 or bfloat16, but is uint8",
+        ),
+        (lambda: nvfp4.dequantize(LAYER, np.int32), "dtype must be float32 or float64, but is int32"),
+        (lambda: nvfp4.to_qmoe(LAYER, cast(Any, "k")), "packed_along must be 'K' or 'N', but is 'k'"),
+        (
+            lambda: nvfp4.from_qmoe(*nvfp4.to_qmoe(LAYER, "K"), packed_along=cast(Any, "k")),
+            "packed_along must be 'K' or 'N', but is 'k'",
+        ),
+        (
+            lambda: nvfp4.stack_rows([LAYER, LAYER], cast(Any, "Concat")),
+            "layout must be 'concat' or 'interleaved', but is 'Concat'",
+        ),
+        (lambda: nvfp4.stack_rows([]), "there must be a layer to be stacked, but there is none"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
