@@ -40,8 +40,9 @@ void CheckInputs(const std::array<std::optional<Tensor>, kInputs>& inputs, bool 
     if (!inputs[input] || (inputs[input]->shape.empty() && !all_known)) return;
     CheckShape(specs[input], inputs[input]->shape, expected);
   };
+  // A dimension of a matrix; of another rank, which is refused, none says what was expected.
   const auto dimension = [&](Input input, bool last) -> int64_t {
-    if (!inputs[input] || inputs[input]->shape.empty()) return -1;
+    if (!inputs[input] || inputs[input]->shape.size() != 2) return -1;
     return last ? inputs[input]->shape.back() : inputs[input]->shape.front();
   };
   for (const Input input : {kBias, kResidual}) {

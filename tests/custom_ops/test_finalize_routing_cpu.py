@@ -54,6 +54,9 @@ CASE = FinalizeCase((5,), 2, 16, 4, "float16", has_bias=True, has_residual=True)
         ({"unpermuted_to_permuted": np.zeros(9, np.int32)}, r"'unpermuted_to_permuted' must have shape \[10\]"),
         ({"bias": np.zeros((4, 15), np.float16)}, r"'bias' must have shape \[4, 16\], but has \[4, 15\]"),
         ({"residual": np.zeros((4, 16), np.float16)}, r"'residual' must have shape \[5, 16\], but has \[4, 16\]"),
+        # No sizes are taken from what is no matrix.
+        ({"expert_output": np.zeros(10, np.float16)}, r"'expert_output' must have shape \[(10|\?), \?\], but has \["),
+        ({"bias": np.zeros(16, np.float16)}, r"'bias' must have shape \[\?, (16|\?)\], but has \["),
     ],
 )
 def test_wrong_shapes_are_refused(changed: dict[str, Any], message: str, symbolic: bool) -> None:

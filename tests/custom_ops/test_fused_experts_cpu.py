@@ -107,6 +107,11 @@ NVFP4 = ExpertsCase((5,), 4, 2, 32, 16, "float16", "nvfp4", has_bias=True)
         (DENSE, {"fc1_weights": np.zeros((4, 32, 31), np.float16)}, r"'fc1_weights' must have shape \[4, 32, 32\]"),
         (DENSE, {"fc2_weights": np.zeros((4, 16, 32), np.float16)}, r"'fc2_weights' must have shape \[4, 32, 16\]"),
         (DENSE, {"fc2_weights": np.zeros((3, 32, 16), np.float16)}, r"'fc2_weights' must have shape \[4, 32, 16\]"),
+        (
+            DENSE,  # the layers differ: the maps, which fit one of them, are not to blame
+            {"fc1_weights": np.zeros((3, 32, 32), np.float16), "fc1_bias": None},
+            r"'fc2_weights' must have shape \[3, 32, 16\], but has \[4, 32, 16\]",
+        ),
         (DENSE, {"fc1_bias": np.zeros((4, 16), np.float16)}, r"'fc1_bias' must have shape \[4, 32\]"),
         (DENSE, {"permuted_to_expert": np.zeros(9, np.int32)}, r"'permuted_to_expert' must have shape \[10\]"),
         (
