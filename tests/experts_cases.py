@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ROUTING_MAPS, AttributeValue
 from ort_moe.packing import nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, fused_experts
 from ort_moe.reference.routing_maps import routing_maps
+from tests.experts_bounds import error_bounds
 from tests.finalize_cases import random_indices
 from tests.router_cases import DTYPES
 
@@ -118,27 +120,7 @@ class ExpertsCase:
 
     def reference(self) -> npt.NDArray[np.float64]:
         """The result in float64, (..., H)."""
-        return self._reference(self.feeds)
-
-    def check(self, y: npt.NDArray[Any], *, cancels: bool = False) -> None:
-        """Holds a result against the reference.
-
-        Args:
-            y: The result.
-            cancels: The result consists of few, short sums. These may be small by chance, and their roundings do not
-                average out: the error is measured beside what the result would be without signs, and may be four times
-                as large.
-        """
-        assert y.dtype == DTYPES[self.onnx_type]
-        expected = self.reference()
-        assert y.shape == expected.shape
-        error = np.linalg.norm(y.astype(np.float64) - expected)
-        scale = np.linalg.norm(expected)
-        if cancels:
-            scale = 4 * np.linalg.norm(self._reference(_without_signs(self.feeds)))
-        assert error <= TOLERANCE[self.onnx_type] * scale, f"relative error {error / max(scale, 1e-300):.2e}"
-
-    def _reference(self, feeds: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+        feeds = self.feeds
         fc1, fc2 = (
             ExpertLayer(*(feeds.get(f"{layer}_{part}") for part in ("weights", "scales", "global_scale", "bias")))
             for layer in ("fc1", "fc2")
@@ -146,6 +128,29 @@ class ExpertsCase:
         return fused_experts(
             feeds["x"], feeds["weights"], feeds["indices"], fc1, fc2, feeds.get("residual"), **self.all_attributes
         )
+
+    def check(self, y: npt.NDArray[Any]) -> None:
+        """Holds a result against the reference by its norm: sums long enough that roundings average out."""
+        expected = self._expected(y)
+        error, scale = np.linalg.norm(y.astype(np.float64) - expected), np.linalg.norm(expected)
+        assert error <= TOLERANCE[self.onnx_type] * scale, f"relative error {error / max(scale, 1e-300):.2e}"
+
+    def check_each(self, y: npt.NDArray[Any]) -> None:
+        """Holds a result of any size against the reference, each element within what its roundings may add up to."""
+        expected = self._expected(y)
+        bounds = error_bounds(ExpertsConfig.from_attributes(self.all_attributes), self.feeds, self.onnx_type)
+        inside = np.abs(y.astype(np.float64) - expected) <= bounds  # not so for NaN
+        if not inside.all():
+            where = tuple(int(axis[0]) for axis in np.nonzero(~inside))
+            wanted = f"expected {expected[where]} within {bounds[where]:.1e}"
+            raise AssertionError(f"{int((~inside).sum())} of {y.size} differ, first at {where}: {y[where]}, {wanted}")
+
+    def _expected(self, y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """The reference, which `y` has the shape of."""
+        assert y.dtype == DTYPES[self.onnx_type]
+        expected = self.reference()
+        assert y.shape == expected.shape
+        return expected
 
     def _layer(self, rng: np.random.Generator, rows: int, depth: int) -> dict[str, Any]:
         weights = rng.normal(0.0, depth**-0.5, (self.experts, rows, depth))
@@ -163,18 +168,6 @@ class ExpertsCase:
 
     def _values(self, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         return rng.normal(0.0, 1.0, shape).astype(DTYPES[self.onnx_type])
-
-
-def _without_signs(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    result = {}
-    for name, array in feeds.items():
-        if array.dtype == np.uint8:
-            result[name] = array & np.uint8(0x77)  # two e2m1 codes
-        elif array.dtype in DTYPES.values():
-            result[name] = np.abs(array)
-        else:
-            result[name] = array
-    return result
 
 
 @st.composite

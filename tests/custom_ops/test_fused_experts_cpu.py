@@ -22,7 +22,7 @@ def run(case: ExpertsCase, *, symbolic: bool = False) -> Any:
 @settings(max_examples=200)
 @given(experts_cases(), st.booleans())
 def test_every_call_meets_the_reference(case: ExpertsCase, symbolic: bool) -> None:
-    case.check(run(case, symbolic=symbolic), cancels=True)
+    case.check_each(run(case, symbolic=symbolic))
 
 
 @pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])

@@ -103,7 +103,7 @@ def launch(case: ExpertsCase) -> Array:
 def fast_cases(draw: st.DrawFn) -> ExpertsCase:
     """Calls that take the tensor cores."""
     case = draw(experts_cases(HALVES))
-    sizes = st.sampled_from((64, 96, 128, 192, 320, 576, 640))
+    sizes = st.sampled_from((64, 128, 192, 320, 576, 640) if case.weight_format == "nvfp4" else (32, 64, 96, 320, 640))
     leading = draw(st.sampled_from((case.leading, (40,), (70,))))
     # Without global scales weights are large, and squares leave float16's range.
     has_global_scale = case.has_global_scale or case.onnx_type == "float16"
@@ -115,13 +115,13 @@ def fast_cases(draw: st.DrawFn) -> ExpertsCase:
 @settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(fast_cases())
 def test_every_call_on_tensor_cores(case: ExpertsCase) -> None:
-    case.check(launch(case), cancels=True)
+    case.check_each(launch(case))
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(experts_cases())
 def test_every_call(case: ExpertsCase) -> None:
-    case.check(launch(case), cancels=True)
+    case.check_each(launch(case))
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -143,7 +143,7 @@ def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
             (tokens,), 20, 2, 192, 64, onnx_type, weight_format, choices=choices, has_maps=n % 2 == tokens % 2,
             has_residual=True, seed=tokens,
         )  # fmt: skip
-        case.check(launch(case), cancels=True)
+        case.check_each(launch(case))
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -161,14 +161,15 @@ def test_no_tokens() -> None:
 
 
 def test_special_values_stay_in_their_row() -> None:
-    """NaN and infinities in one token leave the others' bits alone."""
+    """NaN and infinities in one token leave the others' bits alone, few of them and many."""
     for weight_format in FORMATS:
-        case = ExpertsCase((5,), 3, 2, 192, 64, "bfloat16", weight_format)
-        clean = launch(case)
-        case.feeds["x"][2, 7], case.feeds["x"][3, 8] = np.nan, np.inf
-        soiled = launch(case)
-        assert np.isnan(soiled[2].astype(np.float32)).all()
-        assert_same_bits(soiled[[0, 1, 4]], clean[[0, 1, 4]])
+        for tokens in (5, 100):
+            case = ExpertsCase((tokens,), 3, 2, 192, 64, "bfloat16", weight_format)
+            clean = launch(case)
+            case.feeds["x"][2, 7], case.feeds["x"][3, 8] = np.nan, np.inf
+            soiled = launch(case)
+            assert np.isnan(soiled[2].astype(np.float32)).all()
+            assert_same_bits(np.delete(soiled, [2, 3], axis=0), np.delete(clean, [2, 3], axis=0))
 
 
 def test_extreme_scales() -> None:
@@ -185,7 +186,7 @@ def test_extreme_scales() -> None:
 
 def test_addresses_off_their_alignment() -> None:
     for weight_format in FORMATS:
-        case = ExpertsCase((3,), 4, 2, 64, 32, "float16", weight_format)
+        case = ExpertsCase((3,), 4, 2, 64, 64, "float16", weight_format)
         case.check(Launcher(case, shift=2)())
 
 
