@@ -29,13 +29,18 @@ _OLDEST_IR_VERSION = 10
 
 
 def attach_functions(model: ir.Model) -> int:
-    """Give every FusedRouter, those in bodies too, its function; the number of functions added."""
+    """Give every FusedRouter, those in bodies too, its function; the number of functions added.
+
+    But for those whose routing maps are read, which no function makes.
+    """
     added = 0
     opset = model.graph.opset_imports[""]
     for node in model.graph.all_nodes():
         if not is_router(node):
             continue
         router = Router.read(node)
+        if router.has_maps:
+            continue
         node.overload = _overload(router, opset)
         if node.op_identifier() not in model.functions:
             model.functions[node.op_identifier()] = build_function(router, opset)

@@ -70,6 +70,11 @@ class Router:
         return self.node.outputs[1]
 
     @property
+    def has_maps(self) -> bool:
+        """Whether its routing maps, the further outputs, are read."""
+        return any(value.uses() or value.is_graph_output() for value in self.node.outputs[2:])
+
+    @property
     def experts(self) -> int | None:
         """E, where the graph tells it."""
         return dim(self.logits, -1)

@@ -19,6 +19,7 @@ from onnxscript.rewriter import (
 )
 
 from ort_moe.ops import DOMAIN
+from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.values import FLOATS, consumers, label
 
 _QUIET = "sink-casts"
@@ -101,7 +102,9 @@ class RouterRule(RewriteRuleClassBase, abc.ABC):
     def check(self, op: MatchContext, *args: Any, **matched: Any) -> MatchResult:
         """Turn a refusal into the rewriter's own form of failure."""
         del op, args  # the match context, under the base class's name for it
+        weights = matched.get("weights")
         try:
+            _require_no_maps(weights)
             self.read(**matched)
         except Refusal as refusal:
             return MatchResult().fail(str(refusal), list(refusal.readers))
@@ -172,6 +175,12 @@ def require(condition: bool, sentence: str) -> None:
     """Refuse with the sentence unless the condition holds."""
     if not condition:
         raise Refusal(sentence)
+
+
+def _require_no_maps(weights: ir.Value | None) -> None:
+    """Refuse to take a FusedRouter's place whose routing maps are read: a successor has none."""
+    if weights is not None and is_router(weights.producer()):
+        require(not Router.producing(weights).has_maps, "the routing maps of the FusedRouter are read")
 
 
 def require_logits(x: ir.Value) -> None:
