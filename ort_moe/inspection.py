@@ -277,7 +277,8 @@ def _is_no_router(site: Site) -> bool:
 
 
 def _router_layer(node: ir.Node, site: Site, fused: bool) -> Layer:
-    behind = expert_weights(node.outputs[-1], site.experts)
+    indices = node.outputs[0 if node.op_type == "ArgMax" else 1]
+    behind = expert_weights(indices, site.experts)
     experts = site.experts
     if experts is None and behind.stacks:
         experts = behind.stacks[0].shape[0]

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 import models.fixtures
 from docs.code_examples import EXAMPLES, Example
 from ort_moe.inspection import Changes, inspect
+from ort_moe.ops import ROUTING_MAPS
 from ort_moe.optimization import optimize
-from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, original, save
+from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, fused, original, save
 
 
 def test_tiny_block(tmp_path: Path) -> None:
@@ -47,6 +48,19 @@ def test_router_that_is_not_recognised(tmp_path: Path) -> None:
     (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
     assert (layer.node, layer.experts, layer.k, layer.router) == ("choice", EXPERTS, CHOSEN, "not recognised")
     assert len(layer.weights) == 1
+
+
+def test_router_with_maps(tmp_path: Path) -> None:
+    """The experts are behind its indices, which are not its last output."""
+    model = fused()
+    router = next(node for node in model.graph.node if node.op_type == "FusedRouter")
+    router.output.extend(tensor.name for tensor in ROUTING_MAPS)
+    router.overload = ""
+    del model.functions[:]
+    model.graph.output.append(helper.make_tensor_value_info(ROUTING_MAPS[-1].name, TensorProto.INT64, [EXPERTS + 1]))
+    (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
+    assert (layer.kind, layer.experts, layer.k) == ("fused router", EXPERTS, CHOSEN)
+    assert [str(weight) for weight in layer.weights] == [f"float32 {EXPERTS}x{HIDDEN}x{HIDDEN}"]
 
 
 def test_contrib_nodes(tmp_path: Path) -> None:
