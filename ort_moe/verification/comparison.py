@@ -14,9 +14,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.ops import DOMAIN
 from ort_moe.session import Provider
 from ort_moe.verification.result import ShapeCheck, Verification
-from ort_moe.verification.router_check import RouterSite, SiteCheck, check_site, choice, compare_routing, find_sites
+from ort_moe.verification.router_check import (
+    RouterSite,
+    SiteCheck,
+    check_site,
+    choice,
+    compare_routing,
+    find_sites,
+    has_body,
+)
 from ort_moe.verification.runnable_model import CPU, RunnableModel, library_is_there, provider_names
 from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
@@ -58,9 +67,7 @@ def verify(
         site_checks, shape_checks = comparison.run(shapes)
         notes = [
             f"on {', '.join(name.removesuffix('ExecutionProvider') for name in provider_names(providers))}",
-            "our nodes by our kernels and by their function bodies"
-            if comparison.with_library
-            else "our nodes by their function bodies alone, for our library is not there",
+            comparison.how,
         ]
         if original.widened or candidate.widened:
             notes.append("bfloat16 widened to float32, which the CPU can run")
@@ -83,11 +90,22 @@ class _Comparison:
         self.sites = [site for site in self.found if isinstance(site, RouterSite)]
         self.with_library = library_is_there()
         self.libraries = (True, False) if self.with_library else (False,)
+        ours = [node for node in candidate.model.graph.all_nodes() if node.domain == DOMAIN]
+        self.with_bodies = all(has_body(node, candidate.model) for node in ours)
         self.tolerance = _tolerance(original.model)
         self.outputs = [value.name or "" for value in original.model.graph.outputs]
         inner = (name for site in self.sites for name in site.values)
         fed = {value.name for value in original.model.graph.inputs}
         self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
+
+    @property
+    def how(self) -> str:
+        """By what our nodes run."""
+        if not self.with_library:
+            return "our nodes by their function bodies alone, for our library is not there"
+        if not self.with_bodies:
+            return "our nodes by our kernels, for not all have function bodies"
+        return "our nodes by our kernels and by their function bodies"
 
     def run(self, shapes: Sequence[Shape]) -> tuple[list[SiteCheck], list[ShapeCheck]]:
         """All checks; the second list is empty where a site failed.
@@ -148,11 +166,11 @@ class _Comparison:
     ) -> dict[Shape, ShapeCheck]:
         """Runs the candidate; `skipped` marks the shapes whose draw had a near tie.
 
-        With our kernels at every shape, and as others without our library run it at the first.
+        With our kernels at every shape, and as others without our library run it, if they can, at the first.
         """
         outcomes = self._outcomes(drawn, expected, attempt, self.with_library)
         first = next(iter(drawn))
-        if self.with_library and attempt == 0 and outcomes[first].status == "passed":
+        if self.with_library and self.with_bodies and attempt == 0 and outcomes[first].status == "passed":
             bodies = self._outcomes({first: drawn[first]}, expected, attempt, False)[first]
             if bodies.status == "failed":
                 outcomes[first] = replace(bodies, detail=f"by function bodies: {bodies.detail}")

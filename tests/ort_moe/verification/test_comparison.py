@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models.fixtures
 from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION
 from ort_moe.rewrites import rewrite
 from ort_moe.verification import Verification, verify
 from ort_moe.verification.comparison import MOST_DRAWS
@@ -331,6 +332,39 @@ def test_without_the_library_function_bodies_are_verified(tmp_path: Path, monkey
     assert verification.passed
     assert any("our library is not there" in note for note in verification.notes)
     assert not _verify(tmp_path, "weights").passed
+
+
+def test_nodes_without_function_bodies_are_verified_by_our_kernels(tmp_path: Path) -> None:
+    """Experts of ours behind a router of standard operators: without our library neither model runs."""
+    attributes = FUSED_EXPERTS.complete({"activation": "relu", "gated": 0})
+    experts = helper.make_node(
+        "FusedExperts",
+        ["x", "weights", "ids_int32", "", "", "", "", "fc1", "", "", "", "", "fc2"],
+        ["y"],
+        domain=DOMAIN,
+        **attributes,
+    )
+    rng = np.random.default_rng(0)
+    was = block(
+        """
+        scores = Softmax (logits)
+        weights, ids = TopK (scores, k)
+        ids_int32 = Cast <to = 6> (ids)""",
+        experts_text="y = Identity (x)",
+    )
+    proto = ir.to_proto(was)
+    proto.graph.node[-1].CopyFrom(experts)
+    proto.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+    for name, shape in (("fc1", (8, 3, 4)), ("fc2", (8, 4, 3))):
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32), name))
+    reference = save(proto, tmp_path / "reference.onnx")
+    model = ir.load(reference)
+    assert [site.status for site in rewrite(model).sites] == ["whole"]
+    ir.save(model, tmp_path / "optimized.onnx")
+    verification = verify(reference, tmp_path / "optimized.onnx")
+    assert verification.failure is None
+    assert [site.status for site in verification.sites] == ["passed"]
+    assert "our nodes by our kernels, for not all have function bodies" in verification.notes
 
 
 def test_document_is_json(tmp_path: Path) -> None:
