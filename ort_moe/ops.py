@@ -330,9 +330,9 @@ Formats of the weights:
   one for 16 neighbours along D, and optionally a global scale (E) that counts as 1 where it is left out. A weight is
   e2m1 * scale * global scale. D is a multiple of 16.
 
-Indices outside [0, E) contribute nothing, and equal indices of a token are separate choices. The maps are a
-FusedRouter's for the same indices, all or none; without them they are built inside. The order of the sums along D is
-fixed for each device and shape, whatever the other rows hold.""",
+E, H, I and K are at least 1. Indices outside [0, E) contribute nothing, and equal indices of a token are separate
+choices. The maps are a FusedRouter's for the same indices, all or none; without them they are built inside. The order
+of the sums along D is fixed for each device and shape, whatever the other rows hold.""",
     inputs=(
         Tensor("x", ACTIVATION_TYPES, "(..., H)", "One row a token, rank 1 or more."),
         Tensor("weights", ("float",), "(..., K)", "Mixing weights in rank order."),

@@ -22,7 +22,7 @@ class Checker {
     CheckPresence();
     CheckTypes();
     TakeSizes();
-    CheckFormat();
+    CheckSizes();
     CheckShapes();
     return sizes_;
   }
@@ -84,17 +84,20 @@ class Checker {
     sizes_.inner = rows < 0 ? -1 : rows / (config_.gated ? 2 : 1);
   }
 
-  void CheckFormat() const {
-    if (!nvfp4()) return;
-    const auto refuse = [](const char* what, int64_t size) {
-      if (size < 0 || size % kNvfp4Block == 0) return;
-      throw Error(std::string(what) + " must be a multiple of 16 with weight_format = nvfp4, but is " +
+  void CheckSizes() const {
+    const auto refuse = [](const std::string& what, int64_t size, int64_t divisor) {
+      if (size == 0) throw Error(what + " must be at least 1, but is 0");
+      if (size < 0 || size % divisor == 0) return;
+      throw Error(what + " must be a multiple of " + std::to_string(divisor) + " with weight_format = nvfp4, but is " +
                   std::to_string(size));
     };
-    refuse("the last dimension of input 'x', H,", sizes_.hidden);
+    const int64_t block = nvfp4() ? kNvfp4Block : 1;
+    refuse("the last dimension of input 'weights', K,", sizes_.k, 1);
+    refuse("the first dimension of input 'fc1_weights', E,", sizes_.experts, 1);
+    refuse("the last dimension of input 'x', H,", sizes_.hidden, block);
     refuse(config_.gated ? "half the second dimension of input 'fc1_weights', I,"
                          : "the second dimension of input 'fc1_weights', I,",
-           sizes_.inner);
+           sizes_.inner, block);
   }
 
   void CheckShapes() const {

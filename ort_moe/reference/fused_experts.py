@@ -156,6 +156,9 @@ def _check(
             f"{fc1.weights.shape}"
         )
     inner = rows // config.fc1_rows(1)
+    for name, size in (("E", experts), ("H", hidden), ("I", inner), ("K", weights.shape[-1])):
+        if size < 1:
+            raise ValueError(f"{_OP}: {name} must be at least 1, but is {size}")
     _check_layer(config, "fc1", fc1, dtype, (experts, rows, hidden))
     _check_layer(config, "fc2", fc2, dtype, (experts, hidden, inner))
 

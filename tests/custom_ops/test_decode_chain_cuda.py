@@ -288,6 +288,7 @@ NVFP4 = ExpertsCase((5,), 4, 2, 32, 16, "float16", "nvfp4", has_bias=True)
         (NVFP4, {"fc2_scales": None}, "'fc2_scales' must be given with weight_format = nvfp4, but is left out"),
         (NVFP4, {"x": np.zeros((5, 24), np.float16)}, "'x', H, must be a multiple of 16"),
         (NVFP4, {"fc1_weights": np.zeros((4, 48, 16), np.uint8)}, "'fc1_weights', I, must be"),
+        (DENSE, {"fc1_weights": np.zeros((4, 0, 32), np.float16)}, "'fc1_weights', I, must be at least 1, but is 0"),
         (DENSE, {"fc2_bias": DENSE.feeds["fc2_bias"].astype(np.float32)}, "'fc2_bias' must have type float16"),
         (DENSE, {"permuted_to_expert": None}, "'permuted_to_expert' must be there, as the other routing maps are"),
     ],

@@ -135,6 +135,37 @@ def test_wrong_shapes_are_refused(case: ExpertsCase, changed: dict[str, Any], me
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [
+        ("experts", "the first dimension of input 'fc1_weights', E,"),
+        ("hidden", "the last dimension of input 'x', H,"),
+        ("inner", "half the second dimension of input 'fc1_weights', I,"),
+        ("k", "the last dimension of input 'weights', K,"),
+    ],
+)
+def test_sizes_of_nothing_are_refused(size: str, what: str, weight_format: str, symbolic: bool) -> None:
+    sizes = {"experts": 4, "k": 2, "hidden": 32, "inner": 16}
+    attributes = {**ACTIVATIONS[0], "weight_format": weight_format}
+    feeds = empty_feeds(**(sizes | {size: 0}), packed=weight_format == "nvfp4")
+    with pytest.raises(Exception, match=f"FusedExperts node 'node': {what} must be at least 1, but is 0"):
+        run_op("FusedExperts", feeds, attributes, symbolic=symbolic)
+
+
+def empty_feeds(*, experts: int, k: int, hidden: int, inner: int, packed: bool) -> dict[str, Any]:
+    """Inputs of 5 tokens and gated experts, of zeros."""
+    feeds: dict[str, Any] = {"x": np.zeros((5, hidden), np.float16), "weights": np.zeros((5, k), np.float32)}
+    feeds["indices"] = np.zeros((5, k), np.int32)
+    for layer, rows, depth in (("fc1", 2 * inner, hidden), ("fc2", hidden, inner)):
+        feeds[f"{layer}_weights"] = np.zeros((experts, rows, depth), np.float16)
+        if packed:
+            feeds[f"{layer}_weights"] = np.zeros((experts, rows, depth // 2), np.uint8)
+            feeds[f"{layer}_scales"] = np.zeros((experts, rows, depth // 16), ml_dtypes.float8_e4m3fn)
+    return feeds
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
 def test_sizes_that_the_format_cannot_hold_are_refused(symbolic: bool) -> None:
     narrow = {"x": np.zeros((5, 24), np.float16)}
     with pytest.raises(

@@ -107,6 +107,8 @@ def test_activations_by_hand(attributes: dict[str, Any], expected: float) -> Non
         ),
         ({"fc1": FC1._replace(global_scale=np.ones(E, np.float32))}, {}, "'fc1_global_scale' must be left out"),
         ({}, {"weight_format": "nvfp4"}, "'fc1_scales' must be given with weight_format = nvfp4"),
+        ({"weights": WEIGHTS[:, :0], "indices": INDICES[:, :0]}, {}, "K must be at least 1, but is 0"),
+        ({"fc1": FC1._replace(weights=FC1.weights[:, :0])}, {}, "I must be at least 1, but is 0"),
     ],
 )
 def test_refusals(changed: dict[str, Any], attributes: dict[str, Any], message: str) -> None:
