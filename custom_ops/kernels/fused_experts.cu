@@ -74,8 +74,8 @@ Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
   if (slots <= kMaxDirectSlots) {
     plan.chunk = args.tokens == 1 ? 1 : kFewChunk;
     const int tokens = static_cast<int>(args.tokens), few = static_cast<int>(slots);
-    plan.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / kTileRows));
-    plan.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / kTileRows, plan.blocks));
+    plan.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / kFc2Columns));
+    plan.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / kFc2Columns, plan.blocks));
     if (Fc1Shared<Format>::Bytes(plan.fc1.depth, tokens, few, plan.chunk) <= shared_limit &&
         Fc2Shared<Format>::Bytes(plan.fc2, few, plan.fc2_tiles) <= shared_limit) {
       plan.path = Path::kFew;
@@ -189,7 +189,7 @@ cudaError_t LaunchFew(unsigned blocks, const ExpertsParams& p, cudaStream_t stre
       error != cudaSuccess) {
     return error;
   }
-  return Launch<Fc2FinalizeKernel<Format, kShares ? kFewChunk : 1>>(
+  return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1>>(
       blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
 }
 

@@ -31,14 +31,14 @@ struct Fc1Shared {
   }
 
   static __host__ __device__ __forceinline__ size_t Bytes(int depth, int tokens, int slots, int chunk) {
-    return kFc1Warps * static_cast<size_t>(WeightRing<Format>::kBytes) +
+    return kFc1Warps * static_cast<size_t>(WeightRing<Format, Format::kFc1Groups>::kBytes) +
            static_cast<size_t>(tokens) * StagedStride<Format>(depth) + kFc1PartialBytes + Items::Bytes(slots, chunk) +
            slots * sizeof(float);
   }
 
   __device__ __forceinline__ Fc1Shared(uint4* memory, const ExpertsParams& p) {
     rings = reinterpret_cast<char*>(memory);
-    activations = rings + kFc1Warps * WeightRing<Format>::kBytes;
+    activations = rings + kFc1Warps * WeightRing<Format, Format::kFc1Groups>::kBytes;
     partial = reinterpret_cast<float*>(activations + p.tokens * StagedStride<Format>(p.fc1.depth));
     items = partial + kFc1PartialBytes / sizeof(float);
     scale = reinterpret_cast<float*>(static_cast<char*>(items) + Items::Bytes(p.slots, p.chunk));
@@ -59,7 +59,7 @@ struct Unit {
 template <typename Format, int kTokens>
 __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsParams p) {
   using T = typename Format::Element;
-  using Ring = WeightRing<Format>;
+  using Ring = WeightRing<Format, Format::kFc1Groups>;
   extern __shared__ uint4 shared[];
   const LayerParams& layer = p.fc1;
   const Fc1Shared<Format> s(shared, p);
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
            block);
     }
   };
-  each_block(
-      [&](const T* row, char* target, int block) { BeginBlock<Format>(row, target, layer.depth, block, false); });
-
   Items items(s.items, p.slots, chunk);
-  const int num_items = items.Find(p.indices, p.slots, p.k, p.experts);
+  const int num_items = items.Find(p.indices, p.slots, p.k, p.experts, [&] {
+    each_block(
+        [&](const T* row, char* target, int block) { BeginBlock<Format>(row, target, layer.depth, block, false); });
+  });
   const int tile_columns = p.gated ? kTileRows : kSetRows;
   const int tiles = p.fc2.depth / tile_columns;
   const uint32_t units = static_cast<uint32_t>(num_items) * tiles;  // times blocks: far below 2^32
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     if (next.left > 0) {
       if (next_groups == 0) {
         const int64_t row = first_row(next.item, next.tile);
-        ring.Start(layer, row, row + tile_rows, part.first);
+        ring.Start(layer, {row, row + 4 * row_step, row + tile_rows, row + tile_rows + 4 * row_step}, part.first);
         next_groups = part.end - part.first;
       }
       ring.Fill(at);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
       const auto multiply = [&](auto tokens) {
         const auto activation_row = [&](int token) { return items.Token(unit.item, token); };
         OneExpert<Format, decltype(tokens)::value> products(staged, count, part.first, activation_row);
-        MultiplySlice<Format>(products, ring, part, activation_row, fill, &at);
+        MultiplySlice(products, ring, part, activation_row, fill, &at);
         products.Emit([&](int tile, int token, int row, float sum) {
           partial[token * slices * kSetRows + tile * kTileRows + row] = sum;
         });

@@ -1,7 +1,7 @@
 // FC2 of FusedExperts with finalize taken in, for few tokens.
 //
-// Mapping: one block a multiprocessor; a block owns tiles of 8 columns of y, that is 8 weight rows of every chosen
-// expert. A warp takes units, each one slice of the reduction of two items at one tile. All products meet in shared
+// Mapping: one block a multiprocessor; a block owns tiles of 4 columns of y, that is 4 weight rows of every chosen
+// expert. A warp takes units, each one slice of the reduction of four items at one tile. All products meet in shared
 // memory, where each is rounded as FC2 rounds alone, and a thread per element of y adds its k choices in rank order:
 // the bits are FinalizeRouting's. Bytes: the chosen experts' weights once; no intermediate of k rows a token, and one
 // launch less. Bound by: as FC1. Ahead of the wait for FC1 a block reads the routing (FC1 let it start only after its
@@ -25,16 +25,16 @@ template <typename Format>
 struct Fc2Shared {
   // `tiles`: of a block.
   static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int tiles) {
-    return kFc2Warps * static_cast<size_t>(WeightRing<Format>::kBytes) +
+    return kFc2Warps * static_cast<size_t>(WeightRing<Format, Format::kFc2Groups>::kBytes) +
            static_cast<size_t>(slots) * StagedStride<Format>(layer.depth) +
-           static_cast<size_t>(slots) * (tiles * layer.slices * kTileRows + 2) * sizeof(float) +
+           static_cast<size_t>(slots) * (tiles * layer.slices * kFc2Columns + 2) * sizeof(float) +
            Items::Bytes(slots, kFewChunk) + 3 * sizeof(uint4);
   }
 
   __device__ __forceinline__ Fc2Shared(uint4* memory, const ExpertsParams& p) {
     const int slots = p.slots;
     rings = reinterpret_cast<char*>(memory);
-    activations = rings + kFc2Warps * WeightRing<Format>::kBytes;
+    activations = rings + kFc2Warps * WeightRing<Format, Format::kFc2Groups>::kBytes;
     items = activations + slots * StagedStride<Format>(p.fc2.depth);
     mix = reinterpret_cast<float*>(static_cast<char*>(items) + (Items::Bytes(slots, kFewChunk) + 15) / 16 * 16);
     scale = mix + slots;
@@ -46,30 +46,31 @@ struct Fc2Shared {
   void* items;
   float* mix;      // (slots)
   float* scale;    // (slots) of the expert
-  float* partial;  // (tiles, slots, slices, kTileRows)
+  float* partial;  // (tiles, slots, slices, kFc2Columns)
 };
 
 template <typename Format, int kTokens>
 __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const ExpertsParams p) {
   using T = typename Format::Element;
-  using Ring = WeightRing<Format>;
+  using Ring = WeightRing<Format, Format::kFc2Groups>;
   extern __shared__ uint4 shared[];
   const LayerParams& layer = p.fc2;
   const Fc2Shared<Format> s(shared, p);
   const int warp = threadIdx.x / kLanes;
   const int slots = p.slots, slices = layer.slices;
   const int stride = StagedStride<Format>(layer.depth);
-  const uint32_t all_tiles = layer.rows / kTileRows;  // times blocks: below 2^32
+  const uint32_t all_tiles = layer.rows / kFc2Columns;  // times blocks: below 2^32
   const int first_tile = static_cast<int>(all_tiles * blockIdx.x / gridDim.x);
   const int tiles = static_cast<int>(all_tiles * (blockIdx.x + 1) / gridDim.x) - first_tile;
 
-  Items items(s.items, slots, p.chunk);
-  const int num_items = items.Find(p.indices, slots, p.k, p.experts);
+  Items items(s.items, slots, kTokens);
+  const int num_items = items.Find(p.indices, slots, p.k, p.experts, [] {});
 
   // Units in the order of their tiles.
-  const int tile_units = (num_items + 1) / 2 * slices;
-  const auto row_of = [&](int item, int tile, int row) {
-    return static_cast<int64_t>(items.Expert(item)) * layer.rows + (first_tile + tile) * kTileRows + row;
+  const int tile_units = (num_items + 3) / 4 * slices;
+  const auto row_of = [&](int item, int tile) {
+    return static_cast<int64_t>(items.Expert(min(item, num_items - 1))) * layer.rows +
+           (first_tile + tile) * kFc2Columns;
   };
   Ring ring(s.rings + warp * Ring::kBytes, layer, 1);
   struct Unit {
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   const auto advance = [&](Unit& unit, int by) {
     for (unit.within += by; unit.within >= tile_units && unit.tile < tiles; unit.within -= tile_units) ++unit.tile;
   };
-  const auto pair_of = [&](const Unit& unit) { return slices == 1 ? unit.within : unit.within / slices; };
+  const auto item_of = [&](const Unit& unit) { return 4 * (slices == 1 ? unit.within : unit.within / slices); };
   const auto part_of = [&](const Unit& unit) { return SliceOf<Format>(layer, slices == 1 ? 0 : unit.within % slices); };
   Unit next{num_items == 0 ? tiles : 0, 0};
   advance(next, warp);
@@ -87,9 +88,10 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   const auto fill = [&](int at) {
     if (next.tile < tiles) {
       if (next_groups == 0) {
-        const int item = 2 * pair_of(next), other = min(item + 1, num_items - 1);  // one without a partner is its own
+        const int item = item_of(next), tile = next.tile;
         const Slice part = part_of(next);
-        ring.Start(layer, row_of(item, next.tile, 0), row_of(other, next.tile, 0), part.first);
+        ring.Start(layer, {row_of(item, tile), row_of(item + 1, tile), row_of(item + 2, tile), row_of(item + 3, tile)},
+                   part.first);
         next_groups = part.end - part.first;
       }
       ring.Fill(at);
@@ -132,19 +134,20 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   const StagedActivations staged{s.activations, stride, blocks * kBlock * static_cast<int>(sizeof(T))};
   int at = 0;
   for (; unit.tile < tiles; advance(unit, kFc2Warps)) {
-    const int item = 2 * pair_of(unit), tile = unit.tile, slice = slices == 1 ? 0 : unit.within % slices;
-    const int2 counts = make_int2(items.Count(item), item + 1 < num_items ? items.Count(item + 1) : 0);
+    const int item = item_of(unit), tile = unit.tile, slice = slices == 1 ? 0 : unit.within % slices;
+    const auto count_of = [&](int i) { return item + i < num_items ? items.Count(item + i) : 0; };
+    const int4 counts = make_int4(count_of(0), count_of(1), count_of(2), count_of(3));
     const Slice part = part_of(unit);
     const auto multiply = [&](auto tokens) {
       const auto activation_row = [&](int side, int token) { return items.Member(item + side, token); };
-      TwoExperts<Format, decltype(tokens)::value> products(staged, counts, part.first, activation_row);
-      MultiplySlice<Format>(products, ring, part, activation_row, fill, &at);
+      FourExperts<Format, decltype(tokens)::value> products(staged, counts, part.first, activation_row);
+      MultiplySlice(products, ring, part, activation_row, fill, &at);
       products.Emit([&](int side, int token, int row, float sum) {
         const int slot = items.Member(item + side, token);
-        s.partial[((tile * slots + slot) * slices + slice) * kTileRows + row] = sum;
+        s.partial[((tile * slots + slot) * slices + slice) * kFc2Columns + row] = sum;
       });
     };
-    if (kTokens == 1 || max(counts.x, counts.y) == 1) {
+    if (kTokens == 1 || max(max(counts.x, counts.y), max(counts.z, counts.w)) == 1) {
       multiply(std::integral_constant<int, 1>());
     } else {
       multiply(std::integral_constant<int, kTokens>());
@@ -153,27 +156,27 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   __syncthreads();
 
   // FC2's rounded outputs, in place of the first slice.
-  for (int i = threadIdx.x; i < tiles * slots * kTileRows; i += blockDim.x) {
-    const int tile = i / kTileRows / slots, slot = i / kTileRows % slots, row = i % kTileRows;
+  for (int i = threadIdx.x; i < tiles * slots * kFc2Columns; i += blockDim.x) {
+    const int tile = i / kFc2Columns / slots, slot = i / kFc2Columns % slots, row = i % kFc2Columns;
     const int expert = items.SlotExpert(slot);
     if (expert < 0) continue;
-    float* const sums = s.partial + (tile * slots + slot) * slices * kTileRows + row;
+    float* const sums = s.partial + (tile * slots + slot) * slices * kFc2Columns + row;
     float sum = 0.0f;
-    for (int slice = 0; slice < slices; ++slice) sum = Add(sum, sums[slice * kTileRows]);
-    const int column = (first_tile + tile) * kTileRows + row;
+    for (int slice = 0; slice < slices; ++slice) sum = Add(sum, sums[slice * kFc2Columns]);
+    const int column = (first_tile + tile) * kFc2Columns + row;
     const float bias = BiasOf<T>(layer, static_cast<int64_t>(expert) * layer.rows + column);
     sums[0] = LayerOutput<T>(sum, LayerScale<Format>(s.scale[slot]), 1.0f, bias);
   }
   __syncthreads();
 
-  for (int i = threadIdx.x; i < tiles * p.tokens * kTileRows; i += blockDim.x) {
-    const int tile = i / kTileRows / p.tokens, token = i / kTileRows % p.tokens, row = i % kTileRows;
-    const float* const outputs = s.partial + tile * slots * slices * kTileRows + row;
+  for (int i = threadIdx.x; i < tiles * p.tokens * kFc2Columns; i += blockDim.x) {
+    const int tile = i / kFc2Columns / p.tokens, token = i / kFc2Columns % p.tokens, row = i % kFc2Columns;
+    const float* const outputs = s.partial + tile * slots * slices * kFc2Columns + row;
     float y = 0.0f;
     for (int slot = token * p.k; slot < (token + 1) * p.k; ++slot) {
-      if (items.SlotExpert(slot) >= 0) y = Fma(s.mix[slot], outputs[slot * slices * kTileRows], y);
+      if (items.SlotExpert(slot) >= 0) y = Fma(s.mix[slot], outputs[slot * slices * kFc2Columns], y);
     }
-    const int64_t out = static_cast<int64_t>(token) * layer.rows + (first_tile + tile) * kTileRows + row;
+    const int64_t out = static_cast<int64_t>(token) * layer.rows + (first_tile + tile) * kFc2Columns + row;
     if (p.residual != nullptr) y = Add(y, HalfTraits<T>::ToFloat(static_cast<const T*>(p.residual)[out]));
     static_cast<T*>(p.y)[out] = HalfTraits<T>::FromFloat(y);
   }

@@ -20,15 +20,15 @@ constexpr int kSets = 2;  // of 16 weight rows in a block
 template <typename Format>
 struct GroupedShared {
   static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int chunk) {
-    return static_cast<size_t>(kSets * layer.slices) *
-               (WeightRing<Format>::kBytes + static_cast<size_t>(kSetRows * chunk) * sizeof(float)) +
+    return static_cast<size_t>(kSets * layer.slices) * (WeightRing<Format, Format::kFc1Groups>::kBytes +
+                                                        static_cast<size_t>(kSetRows * chunk) * sizeof(float)) +
            static_cast<size_t>(chunk) * StagedStride<Format>(layer.depth);
   }
 
   __device__ __forceinline__ GroupedShared(uint4* memory, const LayerParams& layer, int chunk) {
     const int warps = kSets * layer.slices;
     rings = reinterpret_cast<char*>(memory);
-    activations = rings + warps * WeightRing<Format>::kBytes;
+    activations = rings + warps * WeightRing<Format, Format::kFc1Groups>::kBytes;
     partial = reinterpret_cast<float*>(activations + chunk * StagedStride<Format>(layer.depth));
   }
 
@@ -41,7 +41,7 @@ struct GroupedShared {
 template <typename Format, bool kFirst>
 __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(const ExpertsParams p) {
   using T = typename Format::Element;
-  using Ring = WeightRing<Format>;
+  using Ring = WeightRing<Format, Format::kFc1Groups>;
   extern __shared__ uint4 shared[];
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, warps = blockDim.x / kLanes;
@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(con
       member = expanded % p.tokens * p.k + expanded / p.tokens;
     }
     int filled = part.first;
-    ring.Start(layer, first_row, first_row + tile_rows, part.first);
+    const int64_t second_row = first_row + tile_rows;
+    ring.Start(layer, {first_row, first_row + 4 * row_step, second_row, second_row + 4 * row_step}, part.first);
     const auto fill = [&](int at) {
       if (filled++ < part.end) ring.Fill(at);
       CommitCopies();
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(con
     const auto activation_row = [](int token) { return token; };
     OneExpert<Format, kMaxChunk> products(staged, count, part.first, activation_row);
     int at = 0;
-    MultiplySlice<Format>(products, ring, part, activation_row, fill, &at);
+    MultiplySlice(products, ring, part, activation_row, fill, &at);
     products.Emit([&](int tile, int token, int r, float sum) {
       s.partial[(warp * chunk + token) * kSetRows + tile * kTileRows + r] = sum;
     });

@@ -25,9 +25,11 @@ class Items {
     leaders_ = reinterpret_cast<uint32_t*>(tokens_ + Padded(slots) * chunk);
   }
 
-  // chunk is 1 or kFewChunk. By all threads of a block of kMaxDirectSlots at least; it ends with a barrier. Returns the
+  // chunk is a power of 2. By all threads of a block of kMaxDirectSlots at least; it ends with a barrier. Returns the
   // number of items.
-  __device__ __forceinline__ int Find(const int32_t* indices, int slots, int k, int experts);
+  // `meanwhile()` is called while the indices are on their way.
+  template <typename Meanwhile>
+  __device__ __forceinline__ int Find(const int32_t* indices, int slots, int k, int experts, Meanwhile meanwhile);
 
   __device__ __forceinline__ int SlotExpert(int slot) const { return slot_expert_[slot]; }  // -1: none
   __device__ __forceinline__ int Expert(int item) const { return expert_[item]; }
@@ -50,17 +52,17 @@ class Items {
   int chunk_;
 };
 
-__device__ __forceinline__ int Items::Find(const int32_t* indices, int slots, int k, int experts) {
+template <typename Meanwhile>
+__device__ __forceinline__ int Items::Find(const int32_t* indices, int slots, int k, int experts, Meanwhile meanwhile) {
   const int slot = threadIdx.x;
-  int expert = -1;
+  int expert = slot < slots ? indices[slot] : -1;
+  meanwhile();
+  if (expert >= experts) expert = -1;
   if (slot < kMaxDirectSlots) {
-    if (slot < slots) {
-      expert = indices[slot];
-      if (expert < 0 || expert >= experts) expert = -1;
-      count_[slot] = 0;
-    }
-    slot_expert_[slot] = expert;
+    if (slot < slots) count_[slot] = 0;
+    slot_expert_[slot] = max(expert, -1);
   }
+  expert = max(expert, -1);
   if (chunk_ == 1 && slots <= kLanes) {
     // One warp knows them all, and every slot is an item.
     if (slot < kLanes) {
@@ -94,11 +96,11 @@ __device__ __forceinline__ int Items::Find(const int32_t* indices, int slots, in
       const int ahead = slot - word * kLanes;
       if (ahead < kLanes) same &= (1u << ahead) - 1u;
       for (; same != 0; same &= same - 1) {
-        if (rank % kFewChunk == 0) leader = word * kLanes + __ffs(same) - 1;
+        if ((rank & (chunk_ - 1)) == 0) leader = word * kLanes + __ffs(same) - 1;
         ++rank;
       }
     }
-    if (rank % kFewChunk == 0) leader = slot;
+    if ((rank & (chunk_ - 1)) == 0) leader = slot;
   }
   const bool leads = expert >= 0 && leader == slot;
   const uint32_t leading = __ballot_sync(0xffffffffu, leads);
@@ -109,9 +111,9 @@ __device__ __forceinline__ int Items::Find(const int32_t* indices, int slots, in
     int item = __popc(leaders_[leader / kLanes] & ((1u << leader % kLanes) - 1u));
     for (int word = 0; word < leader / kLanes; ++word) item += __popc(leaders_[word]);
     if (leads) expert_[item] = expert;
-    members_[item * chunk_ + rank % kFewChunk] = slot;
-    tokens_[item * chunk_ + rank % kFewChunk] = slot / k;
-    atomicMax(&count_[item], rank % kFewChunk + 1);
+    members_[item * chunk_ + (rank & (chunk_ - 1))] = slot;
+    tokens_[item * chunk_ + (rank & (chunk_ - 1))] = slot / k;
+    atomicMax(&count_[item], (rank & (chunk_ - 1)) + 1);
   }
   __syncthreads();
   int items = 0;

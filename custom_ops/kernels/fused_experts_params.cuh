@@ -15,6 +15,7 @@ constexpr int kTileRows = 8;  // weight rows of a tile: half of the tensor core'
 constexpr int kSetRows = 2 * kTileRows;
 constexpr int kMaxSlices = 4;
 constexpr int kMaxChunk = 8;          // tokens of one expert that are computed at once: the tensor core's columns
+constexpr int kFc2Columns = 4;        // of a tile of FC2 for few tokens
 constexpr int kFewChunk = 4;          // the same by the kernels for few tokens
 constexpr int kVectorElements = 8;    // of activations in 16 bytes
 constexpr int kMaxDirectSlots = 128;  // up to here each block finds the items by itself, without maps

@@ -1,11 +1,11 @@
 // A warp's products of FusedExperts on the tensor core: two tiles of 8 weight rows by tokens, a step at a time.
 //
 // Lane 4 * g + q holds weight row g of each tile; the tensor core takes the tiles as the two halves of its 16 rows.
-// Either both tiles are one expert's, with up to 8 tokens (OneExpert), or each is another expert's, with up to 4 tokens
-// each (TwoExperts). All have
+// Either both tiles are one expert's, with up to 8 tokens (OneExpert), or every four rows are another expert's
+// (FourExperts). All have
 //   Load: the lane's weights and scales of a step out of the ring
 //   Step: adds the products of the next step of the reduction
-//   Emit: calls store(tile, token, row of the tile, sum) for every sum, each in one lane
+//   Emit: calls store(tile or expert, token, its row, sum) for every sum, each in one lane
 // and give a sum the same bits, whichever computes it.
 //
 // dense, here: the core's 8 columns are tokens. nvfp4: fused_experts_product_nvfp4.cuh.
@@ -43,12 +43,16 @@ struct StagedActivations {
 
 __device__ __forceinline__ uint4 Vector(const char* address) { return *reinterpret_cast<const uint4*>(address); }
 
+__device__ __forceinline__ int CountOf(int4 counts, int expert) {
+  return expert == 0 ? counts.x : expert == 1 ? counts.y : expert == 2 ? counts.z : counts.w;
+}
+
 // kTokens: of an expert at most.
 template <typename Format, int kTokens>
 class OneExpert;
 
 template <typename Format, int kTokens>
-class TwoExperts;
+class FourExperts;
 
 template <typename T, int kTokens>
 class OneExpert<DenseFormat<T>, kTokens> {
@@ -61,7 +65,8 @@ class OneExpert<DenseFormat<T>, kTokens> {
     at_ = staged.rows + row_of(min(lane / 4, count - 1)) * staged.stride + 2 * first_group * kBytes + lane % 4 * 16;
   }
 
-  __device__ __forceinline__ static StepWeights Load(const WeightRing<DenseFormat<T>>& ring, int at, int step) {
+  template <typename Ring>
+  __device__ __forceinline__ static StepWeights Load(const Ring& ring, int at, int step) {
     return ring.Weights(at, step);
   }
 
@@ -91,20 +96,22 @@ class OneExpert<DenseFormat<T>, kTokens> {
 };
 
 template <typename T, int kTokens>
-class TwoExperts<DenseFormat<T>, kTokens> {
+class FourExperts<DenseFormat<T>, kTokens> {
  public:
-  // `row_of(tile, token)`: the row of activations.
+  // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
-  __device__ __forceinline__ TwoExperts(const StagedActivations& staged, int2 counts, int first_group, RowOf row_of)
-      : counts_(counts) {
-    // Columns 0 to 3 are the first expert's tokens, the others the second's; missing ones repeat one.
+  __device__ __forceinline__ FourExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of) {
+    // Columns 2 * e and 2 * e + 1 are expert e's tokens; missing ones repeat one.
     const int lane = threadIdx.x % kLanes, column = lane / 4;
-    const int tile = column >= 4 && counts.y > 0 ? 1 : 0;
-    const int token = min(column % 4, (tile == 0 ? counts.x : counts.y) - 1);
-    at_ = staged.rows + row_of(tile, token) * staged.stride + 2 * first_group * kBytes + lane % 4 * 16;
+    const int expert = CountOf(counts, column / 2) > 0 ? column / 2 : 0;
+    const int token = min(column % 2, CountOf(counts, expert) - 1);
+    at_ = staged.rows + row_of(expert, token) * staged.stride + 2 * first_group * kBytes + lane % 4 * 16;
+    // The lane's columns are expert lane % 4's, and among its rows are that expert's or not.
+    count_ = lane % 2 == lane / 16 ? CountOf(counts, lane % 4) : 0;
   }
 
-  __device__ __forceinline__ static StepWeights Load(const WeightRing<DenseFormat<T>>& ring, int at, int step) {
+  template <typename Ring>
+  __device__ __forceinline__ static StepWeights Load(const Ring& ring, int at, int step) {
     return ring.Weights(at, step);
   }
 
@@ -118,27 +125,24 @@ class TwoExperts<DenseFormat<T>, kTokens> {
 
   template <typename Store>
   __device__ __forceinline__ void Emit(Store store) const {
-    const int lane = threadIdx.x % kLanes, tile = lane % 4 / 2;  // of this lane's columns
+    const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = lane % 2 * 2 + i;
-      if (token < (tile == 0 ? counts_.x : counts_.y))
-        store(tile, token, lane / 4, tile == 0 ? sums_[i] : sums_[2 + i]);
+    for (int token = 0; token < 2; ++token) {
+      if (token < count_) store(lane % 4, token, lane / 4 % 4, lane % 4 < 2 ? sums_[token] : sums_[2 + token]);
     }
   }
 
  private:
   static constexpr int kBytes = DenseFormat<T>::kStep * sizeof(T);
   const char* at_;
-  int2 counts_;
+  int count_;  // of sums that this lane is left with
   float sums_[4] = {};
 };
 
 // All products of a slice, through the ring from place `at` on; `fill(at)` starts another group's copies there.
-template <typename Format, typename Products, typename RowOf, typename Fill>
-__device__ __forceinline__ void MultiplySlice(Products& products, const WeightRing<Format>& ring, const Slice& slice,
-                                              RowOf row_of, Fill fill, int* at) {
-  using Ring = WeightRing<Format>;
+template <typename Products, typename Ring, typename RowOf, typename Fill>
+__device__ __forceinline__ void MultiplySlice(Products& products, const Ring& ring, const Slice& slice, RowOf row_of,
+                                              Fill fill, int* at) {
 #pragma unroll 1
   for (int group = slice.first; group < slice.end; ++group) {
     WaitForCopies<Ring::kGroups - 1>();

@@ -67,7 +67,8 @@ class OneExpert<Nvfp4Format<T>, kTokens> {
     uint16_t scales[2];  // of each tile's row: those of this lane's two blocks
   };
 
-  __device__ __forceinline__ static Operand Load(const WeightRing<Nvfp4Format<T>>& ring, int at, int step) {
+  template <typename Ring>
+  __device__ __forceinline__ static Operand Load(const Ring& ring, int at, int step) {
     const int row = threadIdx.x % kLanes / 4, first = threadIdx.x % 4 * 2;
     Operand operand{ring.Weights(at, step), {}};
 #pragma unroll
@@ -148,23 +149,31 @@ class OneExpert<Nvfp4Format<T>, kTokens> {
   float sums_[kTokens][2] = {};
 };
 
-// Columns 0 to 3 are the same block of each lane, of a token of the first expert; columns 4 to 7 of one of the
-// second's. So lanes 0 and 1 of a quad are left with the first tile's sums, two lanes' blocks each, and lanes 2 and 3
-// with the second's.
+// Columns 0 to 3 are the same block of each lane, of a token of one expert; columns 4 to 7 of one of another's. Two
+// such products serve four experts: 0 and 2, then 1 and 3. Lanes 0 and 1 of a quad are left with the first tile's sums,
+// two lanes' blocks each, and lanes 2 and 3 with the second's; those of a tile's first four rows take them from the
+// first product, the others from the second.
 template <typename T, int kTokens>
-class TwoExperts<Nvfp4Format<T>, kTokens> {
+class FourExperts<Nvfp4Format<T>, kTokens> {
  public:
+  // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
-  __device__ __forceinline__ TwoExperts(const StagedActivations& staged, int2 counts, int first_group, RowOf row_of)
-      : staged_(staged), counts_(counts) {
+  __device__ __forceinline__ FourExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
+      : staged_(staged), most_(max(max(counts.x, counts.y), max(counts.z, counts.w))) {
     const int lane = threadIdx.x % kLanes;
-    tile_ = lane / 16;
-    count_ = lane % 4 != lane / 4 % 4 ? 0 : tile_ == 0 ? counts.x : counts.y;
     offset_ = 2 * first_group * kBytes + lane % 4 * 16;
-    row_ = staged.rows + row_of(count_ > 0 ? tile_ : 0, 0) * staged.stride;
-    factor_tile_ = counts.y > 0 ? lane % 4 / 2 : 0;
-    factor_row_ = staged.rows + row_of(factor_tile_, 0) * staged.stride;
-    factors_ = staged.vector_bytes + (2 * first_group * 2 + lane % 2) * kFactorBytes;
+    factors_ = staged.vector_bytes + (4 * first_group + lane % 2) * kFactorBytes;
+#pragma unroll
+    for (int product = 0; product < 2; ++product) {
+      experts_[product] = lane / 16 * 2 + product;
+      const int count = CountOf(counts, experts_[product]);
+      counts_[product] = lane % 4 == lane / 4 % 4 ? count : 0;
+      rows_[product] = staged.rows + row_of(count > 0 ? experts_[product] : 0, 0) * staged.stride;
+    }
+    own_ = lane % 4 / 2 * 2 + lane / 16;
+    own_count_ = CountOf(counts, own_);
+    if (own_count_ == 0) own_ = 0;
+    own_row_ = staged.rows + row_of(own_, 0) * staged.stride;
   }
 
   struct Operand {
@@ -172,7 +181,8 @@ class TwoExperts<Nvfp4Format<T>, kTokens> {
     uint32_t scales;  // both halves of one lane's weights that this lane is left with, then of the other's
   };
 
-  __device__ __forceinline__ static Operand Load(const WeightRing<Nvfp4Format<T>>& ring, int at, int step) {
+  template <typename Ring>
+  __device__ __forceinline__ static Operand Load(const Ring& ring, int at, int step) {
     const int lane = threadIdx.x % kLanes;
     return {ring.Weights(at, step),
             *reinterpret_cast<const uint32_t*>(ring.Scales(at, step, lane % 4 / 2, lane / 4) + lane % 2 * 4)};
@@ -182,23 +192,28 @@ class TwoExperts<Nvfp4Format<T>, kTokens> {
   __device__ __forceinline__ void Step(const Operand& operand, RowOf row_of) {
     const float2 scale[2] = {Nvfp4Format<T>::ScalesOf(operand.scales & 0xffffu),
                              Nvfp4Format<T>::ScalesOf(operand.scales >> 16)};
-    const int most = max(counts_.x, counts_.y);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const DecodedBlocks<T> blocks(operand.weights, half);
-      if (count_ > 0) LoadBlock(row_ + offset_ + half * kHalfBytes, x_);
-      Add(blocks, x_, half, scale, FactorsOf(factor_row_), sums_[0]);
-      if (kTokens > 1 && most > 1) {
+#pragma unroll
+      for (int product = 0; product < 2; ++product) {
+        if (counts_[product] > 0) LoadBlock(rows_[product] + offset_ + half * kHalfBytes, x_[product]);
+      }
+      Add(blocks, x_, half, scale, FactorsOf(own_row_), sums_[0]);
+      if (kTokens > 1 && most_ > 1) {
 #pragma unroll
         for (int token = 1; token < kTokens; ++token) {
-          if (token >= most) break;
-          uint4 x[2] = {};
-          if (token < count_) {
-            LoadBlock(staged_.rows + row_of(tile_, token) * staged_.stride + offset_ + half * kHalfBytes, x);
+          if (token >= most_) break;
+          uint4 x[2][2] = {};
+#pragma unroll
+          for (int product = 0; product < 2; ++product) {
+            if (token < counts_[product]) {
+              const char* const row = staged_.rows + row_of(experts_[product], token) * staged_.stride;
+              LoadBlock(row + offset_ + half * kHalfBytes, x[product]);
+            }
           }
-          const int last = (factor_tile_ == 0 ? counts_.x : counts_.y) - 1;
-          const char* const factor_row = staged_.rows + row_of(factor_tile_, min(token, last)) * staged_.stride;
-          Add(blocks, x, half, scale, FactorsOf(factor_row), sums_[token]);
+          const char* const own_row = staged_.rows + row_of(own_, max(min(token, own_count_ - 1), 0)) * staged_.stride;
+          Add(blocks, x, half, scale, FactorsOf(own_row), sums_[token]);
         }
       }
     }
@@ -208,19 +223,18 @@ class TwoExperts<Nvfp4Format<T>, kTokens> {
 
   template <typename Store>
   __device__ __forceinline__ void Emit(Store store) const {
-    const int lane = threadIdx.x % kLanes, tile = lane % 4 / 2;
+    const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      if (token >= max(counts_.x, counts_.y)) break;
+      if (token >= most_) break;
       float sum = ort_moe::Add(sums_[token][0], sums_[token][1]);
       sum = ort_moe::Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0 && token < (tile == 0 ? counts_.x : counts_.y)) store(tile, token, lane / 4, sum);
+      if (lane % 2 == 0 && token < own_count_) store(own_, token, lane / 4 % 4, sum);
     }
   }
 
  private:
   static constexpr int kBytes = Nvfp4Format<T>::kStep * sizeof(T), kHalfBytes = kBytes / 2;
-
   static constexpr int kFactorBytes = sizeof(float4);  // of two lanes' blocks
 
   __device__ __forceinline__ float4 FactorsOf(const char* row) const {
@@ -228,29 +242,32 @@ class TwoExperts<Nvfp4Format<T>, kTokens> {
     return *reinterpret_cast<const float4*>(row + factors_);
   }
 
-  __device__ __forceinline__ static void Add(const DecodedBlocks<T>& blocks, const uint4 (&x)[2], int half,
+  __device__ __forceinline__ static void Add(const DecodedBlocks<T>& blocks, const uint4 (&x)[2][2], int half,
                                              const float2 (&scale)[2], float4 factor, float (&total)[2]) {
-    float sums[4];
-    blocks.Multiply(x, sums);
-    const bool second = threadIdx.x % 4 >= 2;
+    float first[4], second[4];
+    blocks.Multiply(x[0], first);
+    blocks.Multiply(x[1], second);
+    const bool upper = threadIdx.x % kLanes >= kLanes / 2, last = threadIdx.x % 4 >= 2;
     const float whole[2] = {half == 0 ? Mul(scale[0].x, factor.x) : Mul(scale[0].y, factor.y),
                             half == 0 ? Mul(scale[1].x, factor.z) : Mul(scale[1].y, factor.w)};
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      total[block] = Fma(second ? sums[2 + block] : sums[block], whole[block], total[block]);
+      const float of_first = last ? first[2 + block] : first[block],
+                  of_second = last ? second[2 + block] : second[block];
+      total[block] = Fma(upper ? of_second : of_first, whole[block], total[block]);
     }
   }
 
   StagedActivations staged_;
-  const char* row_;         // of the first token
-  const char* factor_row_;  // of the first token whose sums this lane is left with
-  uint4 x_[2] = {};         // of the first token; zeros in lanes that read none
-  int2 counts_;
-  int tile_;   // that this lane reads activations for
-  int count_;  // of its tokens; 0 in lanes that read none
-  int factor_tile_;
-  int offset_;   // in a row
-  int factors_;  // in a row
+  int experts_[2];       // that this lane reads activations of, for each product
+  int counts_[2];        // of their tokens; 0 in lanes that read none
+  const char* rows_[2];  // of their first tokens
+  uint4 x_[2][2] = {};   // of the first tokens; zeros in lanes that read none
+  int own_, own_count_;  // the expert whose sums this lane is left with, and its tokens
+  const char* own_row_;  // of its first token
+  int most_;             // tokens of any
+  int offset_;           // in a row
+  int factors_;          // in a row
   float sums_[kTokens][2] = {};
 };
 

@@ -37,11 +37,11 @@ struct StepWeights {
   uint4 words[2];
 };
 
-template <typename Format>
+template <typename Format, int kRingGroups>
 class WeightRing {
  public:
   static constexpr int kSteps = 2;  // of a group
-  static constexpr int kGroups = Format::kRingGroups;
+  static constexpr int kGroups = kRingGroups;
   static constexpr int kTileBytes = kLanes * static_cast<int>(sizeof(uint4));
   static constexpr int kStepBytes = 2 * kTileBytes + 64;  // so that a line's two halves go to different banks
   static constexpr int kScaleBytes = Format::kScaled ? 2 * kTileRows * kSteps * Format::kStepScales : 0;
@@ -53,25 +53,29 @@ class WeightRing {
       : memory_(static_cast<char*>(memory)), row_bytes_(static_cast<int>(Format::RowBytes(layer.depth))) {
     // Weights: eight lanes to a row and four rows to a copy.
     const int lane = threadIdx.x % kLanes, chunk = lane % 8;
-    four_rows_ = 4 * row_step * row_bytes_;
     lane_weights_ = lane / 8 * row_step * row_bytes_ + chunk * 16;
     lane_target_ = chunk / 4 * kStepBytes + (lane / 8 * 4 + chunk % 4) * 16;
     if constexpr (Format::kScaled) {
       row_scales_ = layer.depth / static_cast<int>(kNvfp4Block);
-      lane_scales_ = lane / 4 * row_step * row_scales_ + lane % 4 * 4;  // four lanes to a row
+      lane_scales_ = lane / 4 % 4 * row_step * row_scales_ + lane % 4 * 4;  // four lanes to a row
     }
   }
 
-  // The next Fill() starts with group `group` of the tiles whose first rows these are among all experts'.
-  __device__ __forceinline__ void Start(const LayerParams& layer, int64_t row0, int64_t row1, int group) {
+  // The next Fill() starts with group `group`. `rows`: the first of the tiles' four times four rows, among all
+  // experts'.
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int group) {
     const int at = group * kRowBytes;
-    weights_[0] = layer.weights + row0 * row_bytes_ + (lane_weights_ + at);
-    weights_[1] = layer.weights + row1 * row_bytes_ + (lane_weights_ + at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights_[i] = layer.weights + rows[i] * row_bytes_ + (lane_weights_ + at);
     bytes_left_ = row_bytes_ - at - static_cast<int>(threadIdx.x % 8) * 16;
     if constexpr (Format::kScaled) {
       const int scales_at = group * kRowScales;
-      scales_[0] = layer.scales + row0 * row_scales_ + (lane_scales_ + scales_at);
-      scales_[1] = layer.scales + row1 * row_scales_ + (lane_scales_ + scales_at);
+      const bool upper = threadIdx.x % kLanes >= kLanes / 2;
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const int64_t row = upper ? rows[2 * tile + 1] : rows[2 * tile];
+        scales_[tile] = layer.scales + row * row_scales_ + (lane_scales_ + scales_at);
+      }
       scales_left_ = row_scales_ - scales_at - static_cast<int>(threadIdx.x % 4) * 4;
     }
   }
@@ -80,10 +84,9 @@ class WeightRing {
   __device__ __forceinline__ void Fill(int at) {
     char* const target = memory_ + at + lane_target_;
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      CopyAsync(target + tile * kTileBytes, weights_[tile], bytes_left_ > 0);
-      CopyAsync(target + tile * kTileBytes + kTileBytes / 2, weights_[tile] + four_rows_, bytes_left_ > 0);
-      weights_[tile] += kRowBytes;
+    for (int i = 0; i < 4; ++i) {
+      CopyAsync(target + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
+      weights_[i] += kRowBytes;
     }
     bytes_left_ -= kRowBytes;
     if constexpr (Format::kScaled) {
@@ -115,9 +118,9 @@ class WeightRing {
   static constexpr int kRowScales = kSteps * Format::kStepScales;
 
   char* memory_;
-  int row_bytes_, four_rows_, lane_weights_, lane_target_;
+  int row_bytes_, lane_weights_, lane_target_;
   int row_scales_ = 0, lane_scales_ = 0;
-  const uint8_t* weights_[2];
+  const uint8_t* weights_[4];
   const uint8_t* scales_[2];
   int bytes_left_, scales_left_;
 };
