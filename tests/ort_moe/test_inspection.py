@@ -60,7 +60,7 @@ def test_router_with_maps(tmp_path: Path) -> None:
     model.graph.output.append(helper.make_tensor_value_info(ROUTING_MAPS[-1].name, TensorProto.INT64, [EXPERTS + 1]))
     (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
     assert (layer.kind, layer.experts, layer.k) == ("fused router", EXPERTS, CHOSEN)
-    assert [str(weight) for weight in layer.weights] == [f"float32 {EXPERTS}x{HIDDEN}x{HIDDEN}"]
+    assert [str(weight) for weight in layer.weights] == [f"float {EXPERTS}x{HIDDEN}x{HIDDEN}"]
 
 
 def test_contrib_nodes(tmp_path: Path) -> None:
