@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -15,6 +17,10 @@ _WEIGHTS_PASS = {"Cast", "Transpose", "Identity", "Reshape", "DequantizeLinear",
 _PARTS = {"Split", "Slice", "Squeeze", "Gather"}
 """What takes one expert's weights out of a stack."""
 _GATHERS = {"Gather", "GatherND", "GatherBlockQuantized"}
+_EXPERTS_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
+_EXPERTS_INDICES = _EXPERTS_INPUTS.index("indices")
+_EXPERTS_STACKS = [i for i, name in enumerate(_EXPERTS_INPUTS) if name.endswith(("_weights", "_scales"))]
+"""Inputs of FusedExperts that hold a matrix for each expert."""
 _PRODUCTS = {"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"}
 _ENDS = {"ReduceSum", "ReduceMean", "Shape", "Size"}
 """Where the sum over experts has been taken, or something else than activations begins."""
@@ -89,12 +95,16 @@ class _Walk:
     all_experts: bool = False
 
     def gathered(self, ids: ir.Value) -> None:
-        """Follows expert ids forward to the gathers of stacked weights."""
+        """Follows expert ids forward to the gathers of stacked weights, and to FusedExperts, which gathers inside."""
         queue, seen = deque([ids]), {ids}
         while queue:
             for node, position in queue.popleft().uses():
                 if node.op_type in _GATHERS and position == 1:
                     self._take(node.inputs[0])
+                elif (node.domain, node.op_type, position) == (DOMAIN, FUSED_EXPERTS.name, _EXPERTS_INDICES):
+                    for place in _EXPERTS_STACKS:
+                        if place < len(node.inputs):
+                            self._take(node.inputs[place])
                 elif node.op_type in _IDS_PASS and node.outputs[0] not in seen:
                     seen.add(node.outputs[0])
                     queue.append(node.outputs[0])

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 import models.fixtures
 from docs.code_examples import EXAMPLES, Example
 from ort_moe.inspection import Changes, inspect
-from ort_moe.ops import ROUTING_MAPS
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, ROUTING_MAPS
 from ort_moe.optimization import optimize
+from tests.experts_cases import ExpertsCase
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, fused, original, save
 
 
@@ -85,6 +86,35 @@ def test_contrib_nodes(tmp_path: Path) -> None:
     assert (layer.node, layer.kind, layer.experts, layer.k) == ("moe", "contrib MoE", 4, 2)
     assert layer.router == "softmax, top 2, normalised"
     assert layer.bytes_per_token == 2 * (8 * 16 + 8 * 8) * 4
+
+
+@pytest.mark.parametrize("has_maps", [False, True])
+def test_our_experts(tmp_path: Path, has_maps: bool) -> None:
+    case = ExpertsCase((3,), 4, 2, 32, 16, weight_format="nvfp4", has_bias=True, has_maps=has_maps)
+    constants = {name: array for name, array in case.feeds.items() if name.startswith("fc")}
+    maps = [tensor.name for tensor in ROUTING_MAPS] if has_maps else []
+    router = helper.make_node("FusedRouter", ["logits"], ["weights", "indices", *maps], "router", domain=DOMAIN)
+    names = ["x", "weights", "indices", *maps, *constants]
+    inputs = [tensor.name if tensor.name in names else "" for tensor in FUSED_EXPERTS.inputs]
+    experts = helper.make_node("FusedExperts", inputs, ["y"], "experts", domain=DOMAIN)
+    for node, attributes in (
+        (router, FUSED_ROUTER.complete({"k": 2, "score": "softmax"})),
+        (experts, FUSED_EXPERTS.complete(case.all_attributes)),
+    ):
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+    graph = helper.make_graph(
+        [router, experts],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", w]) for n, w in (("x", 32), ("logits", 4))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
+    path = save(helper.make_model(graph, ir_version=10, opset_imports=opsets), tmp_path / "model.onnx")
+    (layer,) = inspect(path).layers
+    assert (layer.node, layer.experts, layer.k, layer.all_experts) == ("router", 4, 2, False)
+    assert [weight.shape for weight in layer.weights] == [(4, 32, 16), (4, 32, 2), (4, 32, 8), (4, 32, 1)]
+    assert layer.bytes_per_token == 2 * 32 * (16 + 2 + 8 + 1)
 
 
 def test_blockers_are_named(tmp_path: Path) -> None:
