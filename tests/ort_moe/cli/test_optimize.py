@@ -178,7 +178,9 @@ def test_without_a_runtime(ort_moe: Command, source: Path, no_onnxruntime: None)
 def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) -> None:
     """A real process, stopped while it verifies."""
     code = (
-        "import time, ort_moe.verification, ort_moe.cli\n"
+        "import signal, time, ort_moe.verification, ort_moe.cli\n"
+        # A shell has SIGINT ignored by what it runs in the background, these tests among it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*_):\n    print('verifying', flush=True)\n    time.sleep(60)\n"
         "ort_moe.verification.verify = wait\n"
         f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(source.with_name('out.onnx'))!r}, "
