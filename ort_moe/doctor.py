@@ -203,4 +203,6 @@ def _operator(op_name: str, device: str, providers: tuple[str, ...]) -> Examinat
         wrong = smoke(op_name, providers)
     except OrtMoeError as error:
         wrong = str(error)
-    return Examination(subject, "ok", "the reference's bits") if wrong is None else Examination(subject, "unfit", wrong)
+    if wrong is not None:
+        return Examination(subject, "unfit", wrong)
+    return Examination(subject, "ok", "agrees with the reference")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -11,6 +12,7 @@ import pytest
 
 from ort_moe.doctor import Diagnosis, diagnose
 from ort_moe.ops import OPS
+from ort_moe.reference.fused_experts import fused_experts
 from ort_moe.smoke import smoke
 from tests.ort_moe.conftest import SetWheels
 
@@ -25,7 +27,7 @@ def test_fit_here() -> None:
     diagnosis = diagnose()
     assert diagnosis.fit, str(diagnosis)
     for op_name in OPS:
-        assert _finding(diagnosis, f"{op_name} on CPU") == ("ok", "the reference's bits")
+        assert _finding(diagnosis, f"{op_name} on CPU") == ("ok", "agrees with the reference")
     assert str(diagnosis).splitlines()[-1] == "fit"
 
 
@@ -82,6 +84,18 @@ def test_operator_that_answers_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ort_moe.reference.fused_router.fused_router", wrong)
     assert smoke("FusedRouter") == "it chooses other experts than the reference"
     assert _finding(diagnose(), "FusedRouter on CPU")[0] == "unfit"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_experts_that_answer_wrong_in_one_type(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types have kernels of their own."""
+
+    def wrong(x: np.ndarray, *arguments: Any, **attributes: Any) -> np.ndarray:
+        return fused_experts(x, *arguments, **attributes) * (1.01 if x.dtype == dtype else 1.0)
+
+    assert smoke("FusedExperts") is None
+    monkeypatch.setattr("ort_moe.reference.fused_experts.fused_experts", wrong)
+    assert (smoke("FusedExperts") or "").startswith(f"its result in {dtype} differs from the reference by 9.")
 
 
 @pytest.mark.parametrize(
