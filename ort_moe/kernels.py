@@ -13,15 +13,10 @@ from typing import Any
 
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.library import library_path
-from ort_moe.ops import ACTIVATION_TYPES, FUSED_EXPERTS, FUSED_ROUTER, Op
+from ort_moe.ops import ACTIVATION_TYPES, FUSED_EXPERTS, FUSED_ROUTER, ROUTING_MAPS, Op
 from ort_moe.router_config import RouterConfig
 
-_MAPS = (
-    "permuted_to_unpermuted",
-    "unpermuted_to_permuted",
-    "permuted_to_expert",
-    "expert_first_token_offset",
-)
+_MAPS = tuple(tensor.name for tensor in ROUTING_MAPS)
 
 
 @dataclass(frozen=True)
@@ -347,7 +342,7 @@ def fused_experts(
         stream: The CUDA stream's handle; 0 is the default stream.
 
     Raises:
-        ValueError: `dtype` is none of the three.
+        ValueError: `dtype` is none of the three, or a size but T is below 1.
         RuntimeError: The attributes do not go together, or the launch failed.
     """
     call = _FusedExpertsCall(
@@ -390,6 +385,9 @@ def fused_experts_scratch_bytes(
 
 
 def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[str, int]:
+    for name, size in sizes.items():
+        if name != "tokens" and size < 1:
+            raise ValueError(f"{name} must be at least 1, but is {size}")
     weight_format = _choice("weight_format", config.weight_format, FUSED_EXPERTS)
     return {"dtype": _dtype_number(dtype), "weight_format": weight_format, "gated": config.gated} | sizes
 

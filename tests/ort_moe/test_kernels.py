@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ort_moe import kernels
+from ort_moe.experts_config import ExpertsConfig
 from ort_moe.router_config import RouterConfig
 
 CONFIG = RouterConfig.from_attributes({"k": 2, "score": "softmax"})
@@ -18,6 +19,15 @@ CALL: dict[str, Any] = {"rows": 1, "experts": 8, "logits": 0, "weights": 0, "ind
 def test_unknown_type() -> None:
     with pytest.raises(ValueError, match="dtype must be one of float, float16, bfloat16, but is 'double'"):
         kernels.fused_router(CONFIG, dtype="double", **CALL)
+
+
+@pytest.mark.parametrize("size", ["hidden", "inner", "experts", "k"])
+def test_experts_of_nothing(size: str) -> None:
+    """Refused before the library is asked, which divides by these sizes."""
+    config = ExpertsConfig.from_attributes({"activation": "relu", "gated": 0})
+    sizes = {"tokens": 0, "hidden": 64, "inner": 64, "experts": 1, "k": 1} | {size: 0}
+    with pytest.raises(ValueError, match=f"{size} must be at least 1, but is 0"):
+        kernels.fused_experts_scratch_bytes(config, **sizes, dtype="float16")
 
 
 def test_library_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
