@@ -1,42 +1,15 @@
 """The architectures we export, one row each: what a newcomer edits to add a fixture.
 
-Every model is tiny but has the true topology: the real transformers classes, with a configuration shrunk to
-`HIDDEN_SIZE` and two layers. Importing this module needs neither torch nor transformers.
+Every model is tiny but has the true topology: the real transformers classes, with a configuration shrunk to the one
+geometry of `models.geometry`. Importing this module needs neither torch nor transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from models.geometry import HEAD_DIM, INTERMEDIATE_SIZE, MLA_CONFIG
 from models.plan import EVERYTHING, FAMILY, PLAIN, PRECISIONS, Exports
-
-HIDDEN_SIZE = 16
-INTERMEDIATE_SIZE = 8
-VOCAB_SIZE = 32
-NUM_HEADS = 2
-HEAD_DIM = 8
-NUM_LAYERS = 2
-
-COMMON_CONFIG: Mapping[str, Any] = {
-    "hidden_size": HIDDEN_SIZE,
-    "intermediate_size": INTERMEDIATE_SIZE,
-    "moe_intermediate_size": INTERMEDIATE_SIZE,
-    "vocab_size": VOCAB_SIZE,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_HEADS,
-    "head_dim": HEAD_DIM,
-    "max_position_embeddings": 64,
-    "use_cache": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-"""Configuration that all rows share; a row's `config` is laid over it."""
-
-EXPERT_COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-EXPERTS_PER_TOKEN_NAMES = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
-"""What configuration classes call E and K."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +24,7 @@ class Architecture:
         router: the router's arithmetic in words, in the order in which it is applied.
         experts: number of experts that the router chooses from, E.
         k: experts chosen per token, K.
-        config: configuration overrides, laid over `COMMON_CONFIG` and the two counts above.
+        config: configuration overrides, laid over `models.geometry.COMMON_CONFIG` and the two counts above.
         seed: of the weights; not 0 where that would leave an expert without tokens.
         block: exports of the first MoE block alone.
         causal_lm: exports of the whole language model.
@@ -75,15 +48,6 @@ class Architecture:
         """What is exported, `block`, `causal_lm` or both."""
         return tuple(kind for kind, exports in (("block", self.block), ("causal_lm", self.causal_lm)) if exports)
 
-
-MLA_CONFIG: Mapping[str, Any] = {
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": HEAD_DIM,
-    "qk_rope_head_dim": HEAD_DIM,
-    "v_head_dim": HEAD_DIM,
-}
-"""Multi-head latent attention at fixture size."""
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(

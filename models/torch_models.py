@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import transformers
 
-from models.architectures import COMMON_CONFIG, EXPERT_COUNT_NAMES, EXPERTS_PER_TOKEN_NAMES, Architecture
+from models.architectures import Architecture
+from models.geometry import COMMON_CONFIG, EXPERT_COUNT_NAMES, EXPERTS_PER_TOKEN_NAMES
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -12,8 +12,9 @@ import onnxruntime
 import pytest
 
 import models.fixtures
-from models.architectures import ARCHITECTURES, HIDDEN_SIZE, VOCAB_SIZE, architecture
+from models.architectures import ARCHITECTURES, architecture
 from models.fixtures import STATIC_SHAPE, Fixture
+from models.geometry import HIDDEN_SIZE, VOCAB_SIZE
 from models.plan import EXPORTERS, PRECISIONS, VARIANTS
 from models.targets import targets
 from ort_moe.verification.runnable_model import RunnableModel
