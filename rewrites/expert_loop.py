@@ -42,8 +42,6 @@ _TO_STEPS = RESHAPING | {"Cast", "Transpose"}
 _TO_ROWS = RESHAPING | {"Cast", "Div", "Floor", "Mod", "Sub"}
 """From a place among the sorted choices to the token that made the choice: the place divided by K."""
 _LOOK_AHEAD = 64
-
-
 _COMPUTED_SIZES = "Export with torch.onnx.export(..., dynamo=True), which computes these sizes."
 
 

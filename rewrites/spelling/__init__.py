@@ -3,7 +3,8 @@
 Exporters and people write one step in many ways: a quotient as a product with a reciprocal, a sigmoid by its
 exponential, a sum that drops its dimension and gets it back, a reshape in between that moves nothing. Each function
 here is an identity from one of these spellings to the one that the rules know; rules need not know the others. What is
-not next to the TopK of a router keeps its spelling.
+not next to the TopK of a router keeps its spelling, but for rows that are gathered by number and index (`indexing`):
+what reads those is not seen to be a router's before.
 """
 
 from __future__ import annotations

@@ -103,4 +103,4 @@ def _numbers_rows(rows: ir.Value, p: ir.Value) -> bool:
 
 
 INDEXING: dict[str, Spelling] = {"GatherND": by_coordinates, "Gather": by_place}
-"""Of one row of nodes each, wherever they stand: what is behind them is not seen to be a router's before."""
+"""What is tried on a node, by its type, wherever it stands."""
