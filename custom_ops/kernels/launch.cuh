@@ -1,9 +1,9 @@
 // Launches with programmatic dependent launch (PDL): the next kernel of a stream starts while the previous one drains.
 //
 // Contract of a kernel that is launched here: every thread's path executes WaitForPrevious(), and before that it writes
-// nothing global and reads nothing but its parameters. AllowNext() may come first: the next kernel's own wait still holds
-// it until this one has finished and its writes are visible. One exception: where the kernel before is known to call
-// AllowNext() behind its own wait, all that was written ahead of that one is complete and may be read. So FC2 of
+// nothing global and reads nothing but its parameters. AllowNext() may come first: the next kernel's own wait still
+// holds it until this one has finished and its writes are visible. One exception: where the kernel before is known to
+// call AllowNext() behind its own wait, all that was written ahead of that one is complete and may be read. So FC2 of
 // FusedExperts, which follows FC1, reads weights and routing early, and FinalizeRouting does with routing_settled.
 //
 // The environment's ORT_MOE_PDL=0, read once, turns the overlap off: results are the same.
