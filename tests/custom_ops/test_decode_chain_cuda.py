@@ -335,10 +335,10 @@ def test_finalize_refuses_what_does_not_fit() -> None:
 
 
 def test_indices_out_of_range_contribute_nothing() -> None:
-    """The largest and the smallest integers among them: nothing outside of the weights is read."""
+    """Few choices and many, the largest and the smallest integers among them: nothing outside the weights is read."""
     for weight_format in ("dense", "nvfp4"):
         for onnx_type in DTYPES:
-            for tokens in (1, 40):
+            for tokens in (1, 40, 80):
                 case = ExpertsCase((tokens,), 4, 2, 64, 64, onnx_type, weight_format, has_residual=True)
                 case.feeds["indices"][:, 1] = np.resize([-1, 4, 2**31 - 1, -(2**31)], tokens)
                 got = run_op("FusedExperts", case.feeds, case.all_attributes, providers=["CUDAExecutionProvider"])["y"]
