@@ -48,10 +48,9 @@ class CaptureBlocker:
 
 def capture_blockers(graph: ir.Graph) -> Iterator[CaptureBlocker]:
     """The nodes of the graph and its subgraphs that cannot be captured in a CUDA graph."""
-    import onnx_ir as ir
 
     known: dict[ir.Value, bool] = {}
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue
         why = None

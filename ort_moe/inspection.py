@@ -237,21 +237,15 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
     blockers = tuple(capture_blockers(model.graph))
-    contrib = [_contrib_layer(node) for node in _nodes(model) if _is_contrib_moe(node)]
-    fused_before = {node.name for node in _nodes(model) if node.domain == DOMAIN}
+    contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if _is_contrib_moe(node)]
+    fused_before = {node.name for node in model.graph.all_nodes() if node.domain == DOMAIN}
     routing = {(site.graph, site.node): site for site in rewrite(model).sites if not _is_no_router(site)}
     routers = [
         _router_layer(node, routing[place], fused=node.name in fused_before)
-        for node in _nodes(model)
+        for node in model.graph.all_nodes()
         if (place := (node.graph.name if node.graph else "", node.name)) in routing and node.op_type in _CHOICES
     ]
     return Inspection(os.fspath(source), tuple(routers + contrib), Counter(operators), weight_bytes, blockers)
-
-
-def _nodes(model: ir.Model) -> list[ir.Node]:
-    import onnx_ir as ir
-
-    return list(ir.traversal.RecursiveGraphIterator(model.graph))
 
 
 def _is_contrib_moe(node: ir.Node) -> bool:

@@ -80,7 +80,7 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
                 yield value.const_value
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for each in graphs:
-        for node in ir.traversal.RecursiveGraphIterator(each):
+        for node in each.all_nodes():
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     yield attribute.value

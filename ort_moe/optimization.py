@@ -102,11 +102,9 @@ def optimize(
 
 def _fused(model: ir.Model) -> Counter[str]:
     """Our nodes by what they compute."""
-    import onnx_ir as ir
-
     return Counter(
         repr([(name, node.attributes[name].value) for name in sorted(node.attributes)])
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        for node in model.graph.all_nodes()
         if node.domain == DOMAIN
     )
 

@@ -185,11 +185,8 @@ class _FullReport(Printable):
 
 def count_operators(model: ir.Model) -> Counter[str]:
     """Number of nodes by operator, in the graph and its subgraphs."""
-    import onnx_ir as ir
-
     return Counter(
-        f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
     )
 
 

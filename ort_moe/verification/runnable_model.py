@@ -162,8 +162,7 @@ def _has_bfloat16(model: ir.Model) -> bool:
     wanted = ir.DataType.BFLOAT16
     values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
     return any(value.dtype == wanted for value in values) or any(
-        "to" in node.attributes and node.attributes["to"].value == wanted
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        "to" in node.attributes and node.attributes["to"].value == wanted for node in model.graph.all_nodes()
     )
 
 
@@ -189,7 +188,7 @@ def _widen(model: ir.Model, path: Path) -> None:
         values = [*graph.inputs, *graph.outputs]
         if isinstance(graph, ir.Graph):
             values += graph.initializers.values()
-        for node in ir.traversal.RecursiveGraphIterator(graph):
+        for node in graph.all_nodes():
             values += node.outputs
             for attribute in node.attributes.values():
                 if attribute.is_ref():
