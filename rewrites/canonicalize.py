@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 from ort_moe.rewrites.computed_shapes import fix_computed_shapes
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.shape_inference import infer_shapes, lacks_types
+from ort_moe.rewrites.tidy import pass_by
 from ort_moe.rewrites.values import Array, constant, is_op
 
 _SHAPE_ARITHMETIC = (
@@ -100,10 +101,7 @@ def drop_identities(graph: ir.Graph) -> bool:
     # leaves the branch without its output.
     dropped = False
     for node in graph:
-        if is_op(node, "Identity") and not node.outputs[0].is_graph_output() and node.inputs[0] is not None:
-            source, result = node.inputs[0], node.outputs[0]
-            source.type, source.shape = source.type or result.type, source.shape or result.shape
-            result.replace_all_uses_with(source)
+        if is_op(node, "Identity") and pass_by(node):
             graph.remove(node, safe=True)
             dropped = True
     return dropped

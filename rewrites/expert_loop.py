@@ -30,6 +30,7 @@ from ort_moe.rewrites.values import (
     integers,
     is_op,
     label,
+    listed,
     rank,
     scalar,
 )
@@ -103,10 +104,9 @@ def _fixed_numbers_of_rows(choice: ir.Node, indices: ir.Value, experts: int) -> 
                 sizes = _sizes(split)
                 if sizes is None or not any(_meets_a_matrix(piece) for piece in split.outputs):
                     continue
-                shown = ", ".join(map(str, sizes[:8])) + (", ..." if len(sizes) > 8 else "")
                 sentence = (
-                    f"{label(split)} gives the {experts} experts behind {label(choice)} {shown} rows, as many as the "
-                    "export's example input chose each for; inputs that choose otherwise fail or meet other experts"
+                    f"{label(split)} gives the {experts} experts behind {label(choice)} {listed(sizes)} rows, as many "
+                    "as the export's example input chose each for; inputs that choose otherwise fail or meet other experts"
                 )
                 return OwnLoop(split, sentence, _COMPUTED_SIZES)
     return None
@@ -142,10 +142,9 @@ def _some_experts_alone(choice: ir.Node, indices: ir.Value, experts: int) -> Own
     # One comparison that masks a product may as well tell a padding expert from the others.
     if not 0 < len(run) < experts or (not dispatched and len(weighted) < 2):
         return None
-    shown = ", ".join(map(str, sorted(run)[:8])) + (", ..." if len(run) > 8 else "")
     sentence = (
-        f"of the {experts} experts behind {label(choice)} run {shown} alone, those that the export's example input "
-        "chose; what other experts would add for other inputs is missing"
+        f"of the {experts} experts behind {label(choice)} run {listed(sorted(run))} alone, those that the export's "
+        "example input chose; what other experts would add for other inputs is missing"
     )
     return OwnLoop(choice, sentence)
 

@@ -33,6 +33,7 @@ from ort_moe.rewrites.values import (
     is_last_axis,
     is_op,
     label,
+    listed,
     producer,
     rank,
     scalar,
@@ -185,8 +186,7 @@ def _fate(indices: ir.Value, most: int = 3) -> str:
             break
     if not goals:
         return "nothing reads its indices"
-    shown = ", ".join(goals[:most]) + (", ..." if len(goals) > most else "")
-    return f"its indices go to {shown}, where they tell no experts apart"
+    return f"its indices go to {listed(goals, most)}, where they tell no experts apart"
 
 
 def _refuse(topk: ir.Node, slug: str, sentence: str, remedy: str = "") -> NoReturn:

@@ -26,7 +26,8 @@ def tidy(replaced: Iterable[ir.Value], new_nodes: Iterable[ir.Node]) -> None:
         if node.graph is None:
             continue
         if is_op(node, "Identity"):
-            _drop_identity(node)
+            if pass_by(node):
+                discard(node)
         else:
             _merge_with_twin(node)
             discard(node)
@@ -43,13 +44,14 @@ def discard(node: ir.Node | None) -> None:
         node.graph.remove(node, safe=True)
 
 
-def _drop_identity(node: ir.Node) -> None:
-    source, result = node.inputs[0], node.outputs[0]
-    if source is None or result.is_graph_output() or node.graph is None:
-        return
+def pass_by(identity: ir.Node) -> bool:
+    """Hand the readers of an Identity its input; False for one that makes an output of the graph, which stays."""
+    source, result = identity.inputs[0], identity.outputs[0]
+    if source is None or result.is_graph_output():
+        return False
     source.type, source.shape = source.type or result.type, source.shape or result.shape
     result.replace_all_uses_with(source)
-    discard(node)
+    return True
 
 
 def _merge_with_twin(node: ir.Node) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -220,6 +220,12 @@ def consumers(value: ir.Value) -> Iterator[ir.Node]:
         if node not in seen:
             seen.add(node)
             yield node
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """Some things in a message, the first few where they are many."""
+    words = [str(item) for item in items]
+    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
 def label(node: ir.Node) -> str:
