@@ -105,8 +105,9 @@ def _fixed_numbers_of_rows(choice: ir.Node, indices: ir.Value, experts: int) -> 
                 if sizes is None or not any(_meets_a_matrix(piece) for piece in split.outputs):
                     continue
                 sentence = (
-                    f"{label(split)} gives the {experts} experts behind {label(choice)} {listed(sizes)} rows, as many "
-                    "as the export's example input chose each for; inputs that choose otherwise fail or meet other experts"
+                    f"{label(split)} gives the {experts} experts behind {label(choice)} {listed(sizes)} rows, "
+                    "as many as the export's example input chose each for; "
+                    "inputs that choose otherwise fail or meet other experts"
                 )
                 return OwnLoop(split, sentence, _COMPUTED_SIZES)
     return None
