@@ -234,6 +234,7 @@ def main() -> None:
     parser.add_argument("--without-kernels", action="store_true", help="leave the profiler out")
     parser.add_argument("--without-ort", action="store_true", help="time our launchers alone")
     args = parser.parse_args()
+    timing.require_gpu()
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     shapes = [shape for shape in (CYCLE_SHAPES if args.cycle else SHAPES) if args.only in shape.name]

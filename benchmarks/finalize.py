@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--only", help="shapes whose name contains this")
     args = parser.parse_args()
+    timing.require_gpu()
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     rows = [

@@ -336,6 +336,7 @@ def main() -> None:
     parser.add_argument("--maps", action="store_true", help="time routers that build the routing maps, not the others")
     parser.add_argument("--without-ort", action="store_true", help="time our launcher alone")
     args = parser.parse_args()
+    timing.require_gpu()
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     rows = [

@@ -76,6 +76,14 @@ def session_time(
     return statistics.median(times)
 
 
+def require_gpu() -> None:
+    """Ends the program with one sentence where nothing could be timed."""
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"benchmarks need an NVIDIA GPU and PyTorch for CUDA, but PyTorch {torch.__version__} finds no CUDA device"
+        )
+
+
 def copy_bandwidth(repeats: int = 10) -> float:
     """Bandwidth of a large device-to-device copy in GB/s, bytes read plus bytes written."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()

@@ -39,7 +39,8 @@ _PERFORMANCE_HEADER = """\
 
 <!-- Generated from benchmarks/results/ by `make docs`; run the benchmark instead of editing. -->
 
-All times are medians in microseconds on random data, from a cold cache. On a machine with a GPU,
+All times are medians in microseconds on random data, from a cold cache. On a machine with a GPU and
+with PyTorch for CUDA, which `make setup` does not install,
 
 ```sh gpu
 python -m benchmarks.router --only 128/8 --tokens 1 --without-ort
