@@ -23,6 +23,7 @@ from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, sp
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
+from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
 from ort_moe.rewrites.inlining import inline_functions
@@ -30,7 +31,7 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.routing import may_route
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
 from ort_moe.rewrites.signatures import check_nodes
-from ort_moe.rewrites.sites import Finding, Site, collect_sites
+from ort_moe.rewrites.sites import Site, collect_sites
 from ort_moe.rewrites.spelling import respell
 from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
