@@ -23,8 +23,8 @@
 namespace ort_moe {
 namespace {
 
-// What H and I must divide by for the fast kernels: a half-precision row's copies take 16 bytes, its tiles up to 32
-// columns, and four e4m3 scales at once.
+// What H and I must be multiples of for the fast kernels: a half-precision row's copies take 16 bytes, its tiles up to
+// 32 columns, and four e4m3 scales at once.
 constexpr int64_t kDenseAlignment = 32, kNvfp4Alignment = 64;
 constexpr int64_t kMaxGridY = 65535;
 constexpr size_t kScratchAlignment = 256;
@@ -92,9 +92,12 @@ Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
   return PlainPlan(args);
 }
 
+bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
+
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   const int64_t alignment = config.weight_format == WeightFormat::kDense ? kDenseAlignment : kNvfp4Alignment;
-  if (args.dtype == DType::kFloat32 || args.hidden % alignment != 0 || args.inner % alignment != 0) {
+  if (args.dtype == DType::kFloat32 || args.hidden % alignment != 0 || args.inner % alignment != 0 || IsEmpty(args) ||
+      args.experts > kMaxGridY) {
     return PlainPlan(args);
   }
   int device = 0, processors = 0, shared_limit = 0;
@@ -278,7 +281,8 @@ size_t ExpertsScratchBytes(const ExpertsConfig& config, const ExpertsArgs& args)
 }
 
 cudaError_t LaunchFusedExperts(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream) {
-  if (args.tokens == 0 || args.hidden == 0) return cudaSuccess;
+  if (args.tokens == 0) return cudaSuccess;
+  if (IsEmpty(args)) return cudaErrorInvalidValue;
   switch (args.dtype) {
     case DType::kFloat32:
       return LaunchOfType<float>(config, args, stream);

@@ -23,6 +23,8 @@ constexpr int kFc2Warps = 16;
 // The block's shared memory, in order.
 template <typename Format>
 struct Fc2Shared {
+  static_assert(Format::kFc2Tokens <= kFewChunk, "items are laid out for kFewChunk");
+
   // `tiles`: of a block.
   static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int tiles) {
     return kFc2Warps * static_cast<size_t>(WeightRing<Format, Format::kFc2Groups>::kBytes) +

@@ -25,7 +25,7 @@ template <typename T>
 struct DenseFormat {
   using Element = T;
   static constexpr int kStep = 32;      // elements of the reduction in a warp's step
-  static constexpr int kFc1Groups = 4;  // of weights in flight
+  static constexpr int kFc1Groups = 4;  // of weights in flight, in FC1 and in both layers for many tokens
   static constexpr int kFc2Groups = 3;  // where the activations of all choices lie beside them
   static constexpr int kFc2Tokens = 2;  // of an expert at once, where four share the tensor core
   static constexpr int kStepScales = 0;
@@ -34,7 +34,6 @@ struct DenseFormat {
 
   static __host__ __device__ __forceinline__ int Position(int element) { return element; }
   static __host__ __device__ __forceinline__ int64_t RowBytes(int depth) { return int64_t{depth} * sizeof(T); }
-  static __device__ __forceinline__ uint4 Arrange(uint4 natural) { return natural; }
 
   static constexpr bool kConverts = false;  // activations are taken as they are
 };

@@ -25,9 +25,8 @@ class Items {
     leaders_ = reinterpret_cast<uint32_t*>(tokens_ + Padded(slots) * chunk);
   }
 
-  // chunk is a power of 2. By all threads of a block of kMaxDirectSlots at least; it ends with a barrier. Returns the
-  // number of items.
-  // `meanwhile()` is called while the indices are on their way.
+  // chunk is a power of 2, at most kFewChunk. By all threads of a block of kMaxDirectSlots at least; `meanwhile()` is
+  // called while the indices are on their way. Ends with a barrier. Returns the number of items.
   template <typename Meanwhile>
   __device__ __forceinline__ int Find(const int32_t* indices, int slots, int k, int experts, Meanwhile meanwhile);
 

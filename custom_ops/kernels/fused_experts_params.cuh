@@ -1,4 +1,4 @@
-// What the kernels of FusedExperts share: their parameters, and how activations lie for the tensor cores.
+// What the kernels of FusedExperts share: their parameters, and the conversions of element types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,8 +15,8 @@ constexpr int kTileRows = 8;  // weight rows of a tile: half of the tensor core'
 constexpr int kSetRows = 2 * kTileRows;
 constexpr int kMaxSlices = 4;
 constexpr int kMaxChunk = 8;          // tokens of one expert that are computed at once: the tensor core's columns
+constexpr int kFewChunk = 4;          // the same in FC1 for few tokens; FC2 has Format::kFc2Tokens
 constexpr int kFc2Columns = 4;        // of a tile of FC2 for few tokens
-constexpr int kFewChunk = 4;          // the same by the kernels for few tokens
 constexpr int kVectorElements = 8;    // of activations in 16 bytes
 constexpr int kMaxDirectSlots = 128;  // up to here each block finds the items by itself, without maps
 
@@ -46,7 +46,7 @@ struct ExpertsParams {
   int32_t tokens, k, slots;  // slots = tokens * k; slot t * k + j is choice j of token t
   int32_t experts;
   int32_t activated_stride;  // elements
-  int32_t chunk;             // tokens of an expert that are computed at once, <= kMaxChunk
+  int32_t chunk;             // tokens of an expert that are computed at once, <= kMaxChunk; not of FC2 for few tokens
   int32_t fc2_tiles;         // of a block of FC2, at most
   bool by_expert;            // blocks walk over an expert's chunks instead of taking one each
   Activation activation;
@@ -54,20 +54,18 @@ struct ExpertsParams {
   float alpha, beta, limit;
 };
 
-// A type's pairs, as the tensor core takes them.
+// An element type beside float32.
 template <typename T>
 struct HalfTraits;
 
 template <>
 struct HalfTraits<__half> {
-  using Pair = __half2;
   static __device__ __forceinline__ float ToFloat(__half value) { return __half2float(value); }
   static __device__ __forceinline__ __half FromFloat(float value) { return __float2half_rn(value); }
 };
 
 template <>
 struct HalfTraits<__nv_bfloat16> {
-  using Pair = __nv_bfloat162;
   static __device__ __forceinline__ float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
   static __device__ __forceinline__ __nv_bfloat16 FromFloat(float value) { return __float2bfloat16_rn(value); }
 };
@@ -81,14 +79,6 @@ struct HalfTraits<float> {
 template <typename T>
 __device__ __forceinline__ float Rounded(float value) {
   return HalfTraits<T>::ToFloat(HalfTraits<T>::FromFloat(value));
-}
-
-template <typename To, typename From>
-__device__ __forceinline__ To BitCast(From value) {
-  static_assert(sizeof(To) == sizeof(From));
-  To result;
-  memcpy(&result, &value, sizeof result);
-  return result;
 }
 
 }  // namespace ort_moe

@@ -43,22 +43,23 @@ __device__ __forceinline__ void BeginBlock(const typename Format::Element* row, 
 // Turns a block that has arrived into what the tensor core takes; by the thread that asked for it.
 template <typename Format>
 __device__ __forceinline__ void FinishBlock(char* target, int depth, int block, bool arranged) {
-  if constexpr (!Format::kScaled) return;
-  if (arranged && !Format::kConverts) return;
-  uint4* at[2];
-  uint4 vectors[2];
+  if constexpr (Format::kScaled) {
+    if (arranged && !Format::kConverts) return;
+    uint4* at[2];
+    uint4 vectors[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int position = Format::Position(block * kBlock + i * kVectorElements);
-    at[i] = reinterpret_cast<uint4*>(target) + position / kVectorElements;
-    vectors[i] = arranged ? *at[i] : Format::Arrange(*at[i]);
+    for (int i = 0; i < 2; ++i) {
+      const int position = Format::Position(block * kBlock + i * kVectorElements);
+      at[i] = reinterpret_cast<uint4*>(target) + position / kVectorElements;
+      vectors[i] = arranged ? *at[i] : Format::Arrange(*at[i]);
+    }
+    if constexpr (Format::kConverts) {
+      reinterpret_cast<float*>(target + PaddedDepth<Format>(depth) * sizeof(typename Format::Element))[block] =
+          Format::Convert(vectors);
+    }
+    *at[0] = vectors[0];
+    *at[1] = vectors[1];
   }
-  if constexpr (Format::kConverts) {
-    reinterpret_cast<float*>(target + PaddedDepth<Format>(depth) * sizeof(typename Format::Element))[block] =
-        Format::Convert(vectors);
-  }
-  *at[0] = vectors[0];
-  *at[1] = vectors[1];
 }
 
 // Asks for the global scale of an expert, 1 where there is none.
