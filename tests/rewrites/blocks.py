@@ -172,16 +172,22 @@ def _assert_close(was: Array, now: Array, rtol: float, name: str) -> None:
     np.testing.assert_allclose(wide_now, wide_was, rtol=0, atol=rtol * np.abs(wide_was).max(), err_msg=name)
 
 
+def cpu_session(model: ir.Model | onnx.ModelProto, *, with_library: bool) -> Any:
+    """A session in plain ONNX Runtime, or one in which our library is registered."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if with_library:
+        library.register(options)
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
 def run(model: ir.Model, x: Array, *, with_library: bool) -> dict[str, Array]:
     """Run a block and return y, weights and ids by name: the names survive the rewrite."""
     proto = ir.to_proto(model)
     present = {output.name for output in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("weights", "ids") if name not in present)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if with_library:
-        library.register(options)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = cpu_session(proto, with_library=with_library)
     dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[session.get_inputs()[0].type]
     names = ["y", "weights", "ids"]
     return dict(zip(names, session.run(names, {"x": x.astype(dtype)}), strict=True))

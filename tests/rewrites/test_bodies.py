@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from ort_moe import library
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import EXPERTS, HIDDEN, STANDARD_CONSTANTS
+from tests.rewrites.blocks import EXPERTS, HIDDEN, STANDARD_CONSTANTS, cpu_session
 
 CONSTANTS: Mapping[str, Any] = {
     **STANDARD_CONSTANTS,
@@ -165,12 +163,7 @@ def run(model: ir.Model, *, flag: bool, with_library: bool = False) -> Any:
         "steps": np.array(3),
         "sequence": rng.standard_normal((2, 7, HIDDEN)).astype(np.float32),
     }
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if with_library:
-        library.register(options)
-    proto = ir.to_proto(model)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = cpu_session(model, with_library=with_library)
     return session.run(["y"], {value.name: feeds[value.name] for value in session.get_inputs()})[0]
 
 

@@ -14,6 +14,7 @@ from ort_moe.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.rewrites.functions import attach_functions, build_function
 from ort_moe.rewrites.router_node import Router
+from tests.rewrites.blocks import cpu_session
 from tests.router_cases import RouterCase, router_cases
 from tests.router_models import case_model, run_router
 
@@ -27,10 +28,7 @@ def portable_session(case: RouterCase) -> Any:
     """A session of the case's one node and its function, in which our library is not registered."""
     model = ir.from_proto(case_model(case, symbolic=True))
     assert attach_functions(model) == 1
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    proto = ir.to_proto(model)
-    return onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    return cpu_session(model, with_library=False)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -92,7 +90,7 @@ def test_group_mask_of_an_unknown_number_of_experts() -> None:
     model = ir.from_proto(case_model(case))
     model.graph.inputs[0].shape = ir.Shape([3, "E"])
     attach_functions(model)
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = cpu_session(model, with_library=False)
     weights, indices = case.emulate()
     body_weights, body_indices = run_router(session, case.logits)
     np.testing.assert_array_equal(body_indices, indices)

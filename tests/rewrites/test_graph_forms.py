@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from ort_moe import library
 from ort_moe.rewrites import Site, rewrite
+from tests.rewrites.blocks import cpu_session
 
 HIDDEN, EXPERTS, K, BATCH, SEQUENCE = 4, 8, 2, 3, 5
 
@@ -130,11 +129,7 @@ def run(model: ir.Model, rank: int, *, with_library: bool = False) -> dict[str, 
     proto = ir.to_proto(model)
     present = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("ids",) if name not in present)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if with_library:
-        library.register(options)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = cpu_session(proto, with_library=with_library)
     shape = (BATCH, SEQUENCE, HIDDEN) if rank == 3 else (BATCH * SEQUENCE, HIDDEN)
     x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
     names = [value.name for value in session.get_outputs()]

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from ort_moe import library
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import EXPERTS, HIDDEN
+from tests.rewrites.blocks import EXPERTS, HIDDEN, cpu_session
 
 IMPORTS = '["" : 20, "layers" : 1, "parts" : 1]'
 
@@ -87,12 +85,7 @@ def run(model: ir.Model, *, with_library: bool = False) -> Any:
         "flag": np.array(True),
         "steps": np.array(2),
     }
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if with_library:
-        library.register(options)
-    proto = ir.to_proto(model)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = cpu_session(model, with_library=with_library)
     return session.run(["y"], {value.name: feeds[value.name] for value in session.get_inputs()})[0]
 
 
