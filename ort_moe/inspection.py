@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.expert_weights import ExpertWeight, expert_weights, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
-from ort_moe.ops import DOMAIN
+from ort_moe.ops import DOMAIN, FUSED_ROUTER
 from ort_moe.printable import Printable, table
 from ort_moe.router_wording import phrase
 
@@ -238,7 +238,9 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     )
     blockers = tuple(capture_blockers(model.graph))
     contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if _is_contrib_moe(node)]
-    fused_before = {node.name for node in model.graph.all_nodes() if node.domain == DOMAIN}
+    fused_before = {
+        node.name for node in model.graph.all_nodes() if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
+    }
     routing = {(site.graph, site.node): site for site in rewrite(model).sites if not _is_no_router(site)}
     routers = [
         _router_layer(node, routing[place], fused=node.name in fused_before)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, VerificationError
-from ort_moe.ops import DOMAIN
+from ort_moe.ops import DOMAIN, FUSED_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -101,11 +101,11 @@ def optimize(
 
 
 def _fused(model: ir.Model) -> Counter[str]:
-    """Our nodes by what they compute."""
+    """FusedRouter nodes by what they compute."""
     return Counter(
         repr([(name, node.attributes[name].value) for name in sorted(node.attributes)])
         for node in model.graph.all_nodes()
-        if node.domain == DOMAIN
+        if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
     )
 
 

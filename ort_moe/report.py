@@ -35,7 +35,7 @@ class Report(Printable):
         passes: The passes in order, with their seconds.
         operators_before: Number of nodes by operator, as `Softmax` or `com.microsoft::MoE`.
         operators_after: The same of the output; function bodies are not counted.
-        already_fused: Nodes of our operators that the input held already.
+        already_fused: FusedRouter nodes that the input held already.
         findings: What stood in the way on the model as a whole.
         verification: The proof; None where there was none.
         warnings: Sentences for the user.

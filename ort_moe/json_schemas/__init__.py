@@ -251,7 +251,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "output": _or_null(_text("Path of the output."), "nothing was written"),
             "target": _one_of("Where the model shall run.", "cuda", "cpu"),
             "matched": _flag("Whether anything was fused that was not before."),
-            "already_fused": _count("Nodes of our operators that the input held already."),
+            "already_fused": _count("FusedRouter nodes that the input held already."),
             "operators": _map("Every operator of either model.", _BEFORE_AFTER),
             "passes": _list(
                 "In their order.",

@@ -88,6 +88,31 @@ def test_output_is_complete_in_another_folder(source: Path, tmp_path: Path) -> N
     assert sorted(p.name for p in output.parent.iterdir()) == ["model.onnx", "weights.bin"]
 
 
+def test_other_nodes_of_ours_are_no_fused_routers(tmp_path: Path) -> None:
+    """Here one that has the router's name, as nodes without a name all have."""
+    model = original()
+    next(node for node in model.graph.node if node.op_type == "TopK").name = "same"
+    inputs = {
+        "rows": (onnx.TensorProto.FLOAT, [6, 4]),
+        "weights_of_rows": (onnx.TensorProto.FLOAT, [3, 2]),
+        "indices_of_rows": (onnx.TensorProto.INT32, [3, 2]),
+        "rows_of_choices": (onnx.TensorProto.INT32, [6]),
+    }
+    model.graph.node.append(
+        onnx.helper.make_node("FinalizeRouting", list(inputs), ["finalized"], "same", domain=DOMAIN)
+    )
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, *type_and_shape) for name, type_and_shape in inputs.items()
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("finalized", onnx.TensorProto.FLOAT, [3, 4]))
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    path = save(model, tmp_path / "model.onnx")
+    report = optimize(path)
+    assert (report.matched, report.already_fused) == (True, 0)
+    assert "of them before" not in str(report)
+    assert [layer.kind for layer in ort_moe.inspect(path).layers] == ["router"]
+
+
 def test_second_run_changes_nothing(source: Path) -> None:
     once, twice = source.with_name("once.onnx"), source.with_name("twice.onnx")
     optimize(source, once)
