@@ -36,6 +36,7 @@ from benchmarks import timing
 from benchmarks.expert_models import Shape
 from benchmarks.expert_sessions import Cycle, cycle_runner, relative_difference, stack_runner
 from benchmarks.expert_stack import Experts, Stack
+from benchmarks.output import publish
 
 LAYERS = 8
 CYCLE_LAYERS = 48
@@ -216,14 +217,6 @@ CYCLE_COLUMNS = {
 }
 
 
-def print_table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
-    lines = [tuple(columns)] + [tuple(str(row.get(key, "-")) for key in columns.values()) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
@@ -255,10 +248,7 @@ def main() -> None:
         for row in rows:
             row |= {f"{part}_us": round(time, 2) for part, time in kernels[row["shape"], row["tokens"]].items()}
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    print_table(rows, CYCLE_COLUMNS if args.cycle else COLUMNS)
-    if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+    publish(rows, CYCLE_COLUMNS if args.cycle else COLUMNS, environment, args.json)
     if wrong := disagreements(rows):
         sys.exit("\n".join(wrong))
 

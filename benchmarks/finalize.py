@@ -12,7 +12,6 @@ goes, in us:
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import timing
+from benchmarks.output import publish
 from ort_moe import kernels
 from ort_moe.reference.finalize_routing import finalize_routing
 
@@ -133,14 +133,16 @@ def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
     }
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    heads = ("shape", "T", "ours", "settled", "peer", "ours/peer", "GB/s", "% of copy")
-    keys = ("shape", "tokens", "ours_us", "settled_us", "peer_us", "ratio_to_peer", "gbps", "percent_of_copy")
-    lines = [heads] + [tuple("-" if row[key] is None else str(row[key]) for key in keys) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells]))
+COLUMNS = {
+    "shape": "shape",
+    "T": "tokens",
+    "ours": "ours_us",
+    "settled": "settled_us",
+    "peer": "peer_us",
+    "ours/peer": "ratio_to_peer",
+    "GB/s": "gbps",
+    "% of copy": "percent_of_copy",
+}
 
 
 def main() -> None:
@@ -159,10 +161,7 @@ def main() -> None:
         for tokens in args.tokens
     ]
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    print_table(rows)
-    if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+    publish(rows, COLUMNS, environment, args.json)
 
 
 if __name__ == "__main__":

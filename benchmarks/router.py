@@ -16,7 +16,6 @@ Three times per shape, each in us per router:
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import timing
+from benchmarks.output import publish
 from ort_moe import kernels
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.reference.fused_router import fused_router
@@ -316,16 +316,17 @@ def measure(shape: Shape, tokens: int, copy_gbps: float, *, with_ort: bool) -> d
     }
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    heads = ("shape", "T", "ours", "ours in ORT", "unfused ORT", "peer", "ours/peer", "GB/s", "% of copy")
-    keys = ("shape", "tokens", "ours_us", "ours_ort_us", "unfused_ort_us", "peer_us", "ratio_to_peer", "gbps")
-    lines = [heads] + [
-        tuple("-" if row[key] is None else str(row[key]) for key in (*keys, "percent_of_copy")) for row in rows
-    ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *cells]))
+COLUMNS = {
+    "shape": "shape",
+    "T": "tokens",
+    "ours": "ours_us",
+    "ours in ORT": "ours_ort_us",
+    "unfused ORT": "unfused_ort_us",
+    "peer": "peer_us",
+    "ours/peer": "ratio_to_peer",
+    "GB/s": "gbps",
+    "% of copy": "percent_of_copy",
+}
 
 
 def main() -> None:
@@ -346,13 +347,10 @@ def main() -> None:
         for tokens in args.tokens
     ]
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    print_table(rows)
+    publish(rows, COLUMNS, environment, args.json)
     ratios = [row["ratio_to_peer"] for row in rows if row["ratio_to_peer"] is not None]
     if ratios:
         print(f"times in us per router; ours/peer: geometric mean {math.prod(ratios) ** (1 / len(ratios)):.2f}")
-    if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

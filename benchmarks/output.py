@@ -1,0 +1,30 @@
+"""What a benchmark says in the end: a table for the reader, and the same rows as JSON for `benchmarks/results/`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def publish(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], environment: Mapping[str, Any], path: Path | None
+) -> None:
+    """Prints the environment and a table, and writes both with all that the rows hold.
+
+    Args:
+        rows: The results; a value that is missing or None is shown as `-`.
+        columns: Keys of the rows by heading, the row's name first.
+        environment: Where they were measured.
+        path: The JSON file; None: none.
+    """
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    values = [[row.get(key) for key in columns.values()] for row in rows]
+    lines = [list(columns), *(["-" if value is None else str(value) for value in line] for line in values)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        print("  ".join([first.ljust(widths[0]), *cells]))
+    if path is not None:
+        path.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
