@@ -57,7 +57,6 @@ ours. The last column is what the kernel reads and writes, as a share of the ban
 """
 
 _MAPS_HEADER = """\
-
 ## FusedRouter with routing maps
 
 `python -m benchmarks.router --maps`; the peer is the best router and the best builder of maps, one after the other.
@@ -66,7 +65,6 @@ Up to 1024 choices the maps come from the router's own launch, more take launche
 """
 
 _FINALIZE_HEADER = """\
-
 ## FinalizeRouting
 
 `python -m benchmarks.finalize`; H/K and the rows' type. "Settled": behind a kernel that ran on the same routing data,
@@ -74,7 +72,6 @@ which may then be read ahead. The peer is the best of vLLM and SGLang, recorded 
 """
 
 _EXPERTS_HEADER = """\
-
 ## The decode chain
 
 FusedRouter and FusedExperts against ONNX Runtime's contrib ops, QMoE for nvfp4 and MoE for dense weights, on the same
@@ -91,7 +88,6 @@ against each other, and ours against float64.
 """
 
 _STACK_HEADER = """\
-
 ### Layers
 
 us per layer in a stack of 8 with given logits, which send each layer and each replay to other experts, beyond the L2.
@@ -101,7 +97,6 @@ the experts chosen, each once, by the layer's time, as a share of the bandwidth 
 """
 
 _BOUNDS = """\
-
 ### What bounds a layer
 
 nvfp4 512/10/2560/640 on the same GPU, by marks of the global timer in the kernels, and by ncu on a build close to this
@@ -122,7 +117,6 @@ registers that leaves, 22.9 and 89; half as many warps again, with fewer registe
 """
 
 _CYCLE_HEADER = """\
-
 ### Decode cycles
 
 ms for layers one after another, `x = x + experts(x, x . gate)`, with a MatMul as router's product in each, in one
