@@ -48,7 +48,6 @@ class CaptureBlocker:
 
 def capture_blockers(graph: ir.Graph) -> Iterator[CaptureBlocker]:
     """The nodes of the graph and its subgraphs that cannot be captured in a CUDA graph."""
-
     known: dict[ir.Value, bool] = {}
     for node in graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):

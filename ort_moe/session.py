@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 
+ON_CPU = (CPU,)
+"""The execution providers of a run on the CPU alone."""
+
 Provider = str | tuple[str, dict[str, Any]]
 """The name of an execution provider, or the name and its options, as ONNX Runtime takes them."""
 
@@ -45,7 +48,7 @@ def session(
     ort = require_onnxruntime()
     _require_one_wheel()
     chosen = list(providers) if providers is not None else _default_providers(ort.get_available_providers())
-    names = [provider if isinstance(provider, str) else provider[0] for provider in chosen]
+    names = provider_names(chosen)
     _require_providers(names, ort.get_available_providers())
     if options is None:
         options = ort.SessionOptions()
@@ -66,6 +69,11 @@ def session(
                 "'ort-moe doctor' says what is missing"
             )
     return created
+
+
+def provider_names(providers: Sequence[Provider]) -> tuple[str, ...]:
+    """The providers without their options."""
+    return tuple(provider if isinstance(provider, str) else provider[0] for provider in providers)
 
 
 def _default_providers(available: Sequence[str]) -> list[str]:

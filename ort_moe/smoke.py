@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ort_moe.ops import DOMAIN, OPS, VERSION, AttributeValue
-from ort_moe.verification.runnable_model import CPU, open_session
+from ort_moe.session import ON_CPU
+from ort_moe.verification.runnable_model import open_session
 
 _TOKENS, _EXPERTS, _CHOSEN, _HIDDEN, _INNER = 5, 16, 4, 64, 64
 _EXPERTS_TOLERANCE = {"float32": 1e-6, "float16": 2e-3}
@@ -16,7 +17,7 @@ On CUDA both types are looked at because they run other kernels, float16 those o
 """
 
 
-def smoke(op_name: str, providers: Sequence[str] = CPU) -> str | None:
+def smoke(op_name: str, providers: Sequence[str] = ON_CPU) -> str | None:
     """What is wrong with an operator on the given execution providers.
 
     None where it is right: bit for bit, or within the tolerance of an op without promised bits.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN
-from ort_moe.session import Provider
+from ort_moe.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import (
     RouterSite,
@@ -26,7 +26,7 @@ from ort_moe.verification.router_check import (
     find_sites,
     has_body,
 )
-from ort_moe.verification.runnable_model import CPU, RunnableModel, library_is_there, provider_names
+from ort_moe.verification.runnable_model import RunnableModel, library_is_there
 from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
@@ -41,7 +41,7 @@ def verify(
     reference: str | os.PathLike[str],
     optimized: str | os.PathLike[str],
     *,
-    providers: Sequence[Provider] = CPU,
+    providers: Sequence[Provider] = ON_CPU,
     shapes: Sequence[Shape] = SHAPES,
     seed: int = 0,
 ) -> Verification:

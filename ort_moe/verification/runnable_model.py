@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.environment import require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.model_io import load_model
-from ort_moe.session import CUDA, Provider
+from ort_moe.session import CUDA, ON_CPU, Provider, provider_names
 from ort_moe.verification.sample_inputs import Feeds
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Run = Callable[[Feeds], dict[str, Any]]
 """Runs a session: NumPy array by output name, for NumPy array by input name."""
-
-CPU = ("CPUExecutionProvider",)
 
 _EXACT: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 """Options of execution providers, without which they round float32 to fewer bits in matrix products."""
@@ -43,13 +41,13 @@ class RunnableModel:
         widened: Whether bfloat16 was replaced by float32, because the CPU provider cannot run it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], providers: Sequence[Provider] = CPU) -> None:
+    def __init__(self, path: str | os.PathLike[str], providers: Sequence[Provider] = ON_CPU) -> None:
         self.path = Path(os.path.abspath(path))
         self.model = load_model(self.path)
         self._providers = list(providers)
         self._file = self.path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self.widened = provider_names(providers) == CPU and _has_bfloat16(self.model)
+        self.widened = provider_names(providers) == ON_CPU and _has_bfloat16(self.model)
         if self.widened:
             self._scratch = tempfile.TemporaryDirectory(prefix="ort-moe-")
             self._file = Path(self._scratch.name) / "widened.onnx"
@@ -92,7 +90,7 @@ def open_session(
     what: str,
     *,
     with_library: bool,
-    providers: Sequence[Provider] = CPU,
+    providers: Sequence[Provider] = ON_CPU,
     data_folder: Path | None = None,
 ) -> Run:
     """Opens a session on a model in memory whose external data lies in `data_folder`.
@@ -127,11 +125,6 @@ def open_session(
             raise ModelError(f"ONNX Runtime cannot run {what}: {runtime_message(error)}") from error
 
     return run
-
-
-def provider_names(providers: Sequence[Provider]) -> tuple[str, ...]:
-    """The providers without their options."""
-    return tuple(provider if isinstance(provider, str) else provider[0] for provider in providers)
 
 
 def _exact(providers: Sequence[Provider]) -> list[Provider]:
