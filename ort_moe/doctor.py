@@ -11,6 +11,7 @@ from ort_moe.environment import installed_wheels, require_onnxruntime
 from ort_moe.errors import OrtMoeError
 from ort_moe.ops import OPS
 from ort_moe.printable import Printable, table
+from ort_moe.session import CPU, CUDA, ON_CPU
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the JSON document; any change of its form raises it."""
 
-_CUDA = "CUDAExecutionProvider"
 _CUDA_OF_THE_WHEEL = 13
 """Major version of CUDA that onnxruntime-gpu 1.27 and newer are built for."""
 
@@ -97,9 +97,9 @@ def _examine() -> Iterator[Examination]:
     if library.status == "unfit":
         return
     for op_name in OPS:
-        yield _operator(op_name, "CPU", ("CPUExecutionProvider",))
+        yield _operator(op_name, "CPU", ON_CPU)
         if cuda:
-            yield _operator(op_name, "CUDA", (_CUDA, "CPUExecutionProvider"))
+            yield _operator(op_name, "CUDA", (CUDA, CPU))
 
 
 def _wheels() -> Examination:
@@ -116,7 +116,7 @@ def _wheels() -> Examination:
 
 def _cuda(available: list[str]) -> Examination:
     driver = _driver_version()
-    if _CUDA not in available:
+    if CUDA not in available:
         if driver is None:
             return Examination("CUDA", "note", "this ONNX Runtime has no CUDA provider: models run on the CPU")
         return Examination(
@@ -165,12 +165,12 @@ def _silently_on_cpu() -> str | None:
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "probe", [x], [y])
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[_CUDA, "CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[CUDA, CPU])
     except Exception as error:  # ORT raises a class of its own for each status code
         from ort_moe.environment import runtime_message
 
         return runtime_message(error)
-    if _CUDA in session.get_providers():
+    if CUDA in session.get_providers():
         return None
     return (
         f"its CUDA libraries do not load (CUDA {_CUDA_OF_THE_WHEEL} is needed: libcudart, libcublas, libcurand, cuDNN)"
