@@ -11,30 +11,25 @@ e2m1 codes: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ort_moe.packing import arrays, checks
+
 BLOCK = 16
 """Weights along D that share a scale."""
-
-E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], np.float32)
-"""The value of each code."""
 
 SCALE_DTYPE = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the scales of blocks are."""
 
-_E2M1_MAX = 6.0
 _E4M3_MAX = 448.0
 _E4M3_TINY = 2.0**-9
 
-_FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
-_PRODUCTS = (np.dtype(np.float32), np.dtype(np.float64))
 _PackedAlong = Literal["K", "N"]
-_Layout = Literal["concat", "interleaved"]
 
 
 class Nvfp4(NamedTuple):
@@ -65,30 +60,25 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
     Raises:
         ValueError: They have another type or shape, or are not finite.
     """
-    if weights.dtype not in _FLOATS:
-        raise ValueError(f"nvfp4: '{name}' must be {_alternatives(_FLOATS)}, but is {weights.dtype}")
-    if weights.ndim != 3:
-        raise ValueError(f"nvfp4: '{name}' must have shape (E, N, D), but has {weights.shape}")
-    experts, rows, depth = weights.shape
-    _check_depth(name, depth)
+    experts, rows, depth = checks.check_floats("nvfp4", name, weights)
+    checks.check_depth("nvfp4", name, depth, BLOCK)
     packed = np.empty((experts, rows, depth // 2), np.uint8)
     scales = np.empty((experts, rows, depth // BLOCK), SCALE_DTYPE)
     global_scale = np.ones(experts, np.float32)
     for expert in range(experts):
         blocks = weights[expert].astype(np.float32).reshape(rows, depth // BLOCK, BLOCK)
-        if not np.isfinite(blocks).all():
-            raise ValueError(f"nvfp4: '{name}' must be finite, but expert {expert} is not")
+        checks.check_finite("nvfp4", name, expert, blocks)
         block_max = np.abs(blocks).max(axis=-1, initial=0.0)
         largest = block_max.max(initial=0.0)
         if largest > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
-            global_scale[expert] = np.maximum(largest / (_E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
-        wanted = np.clip(block_max / _E2M1_MAX / global_scale[expert], _E4M3_TINY, _E4M3_MAX)
+            global_scale[expert] = np.maximum(largest / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
+        wanted = np.clip(block_max / arrays.E2M1_MAX / global_scale[expert], _E4M3_TINY, _E4M3_MAX)
         scales[expert] = np.where(block_max > 0.0, wanted, np.float32(0.0)).astype(SCALE_DTYPE)
         steps = scales[expert].astype(np.float32) * global_scale[expert]
         with np.errstate(divide="ignore", invalid="ignore"):
             codes = np.where(steps[..., None] > 0.0, blocks / steps[..., None], np.float32(0.0))
-        packed[expert] = _pack(_nearest_codes(codes).reshape(rows, depth))
+        packed[expert] = arrays.pack_nibbles(arrays.nearest_e2m1(codes).reshape(rows, depth))
     return Nvfp4(packed, scales, global_scale)
 
 
@@ -102,13 +92,12 @@ def dequantize(layer: Nvfp4, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[A
     Raises:
         ValueError: The parts of the layer do not fit together, or `dtype` is neither.
     """
-    if dtype not in _PRODUCTS:
-        raise ValueError(f"nvfp4: dtype must be {_alternatives(_PRODUCTS)}, but is {np.dtype(dtype)}")
+    checks.check_product("nvfp4", dtype)
     check(layer)
     experts, rows, half = layer.weights.shape
     result = np.empty((experts, rows, 2 * half), dtype)
     for expert in range(experts):
-        codes = E2M1.astype(dtype)[_unpack(layer.weights[expert])]
+        codes = arrays.E2M1.astype(dtype)[arrays.unpack_nibbles(layer.weights[expert])]
         scaled = codes.reshape(rows, 2 * half // BLOCK, BLOCK) * layer.scales[expert].astype(dtype)[..., None]
         result[expert] = scaled.reshape(rows, 2 * half) * layer.global_scale[expert].astype(dtype)
     return result
@@ -165,7 +154,7 @@ def from_qmoe(
     Raises:
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
-    _check_word("packed_along", packed_along, _PackedAlong)
+    checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
     _check_scales(scales, name)
     experts, rows, blocks = scales.shape
     declared = (experts, blocks * BLOCK, rows // 2)
@@ -177,7 +166,7 @@ def from_qmoe(
     if packed_along == "K":
         packed = weights.reshape(experts, rows, blocks * BLOCK // 2)
     else:
-        packed = _packed_along_the_other_axis(weights)
+        packed = arrays.packed_along_the_other_axis(weights)
     layer = Nvfp4(packed, scales, global_scale)
     check(layer, name)
     return layer
@@ -189,17 +178,17 @@ def to_qmoe(layer: Nvfp4, packed_along: _PackedAlong) -> Nvfp4:
     Raises:
         ValueError: The parts of the layer do not fit together, N is odd, or `packed_along` is neither.
     """
-    _check_word("packed_along", packed_along, _PackedAlong)
+    checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
     check(layer)
     experts, rows, half = layer.weights.shape
     if rows % 2:
         raise ValueError(f"nvfp4: a QMoE packs pairs of rows, so N must be even, but is {rows}")
     if packed_along == "K":
         return layer._replace(weights=layer.weights.reshape(experts, 2 * half, rows // 2))
-    return layer._replace(weights=_packed_along_the_other_axis(layer.weights))
+    return layer._replace(weights=arrays.packed_along_the_other_axis(layer.weights))
 
 
-def stack_rows(layers: Sequence[Nvfp4], layout: _Layout = "concat") -> Nvfp4:
+def stack_rows(layers: Sequence[Nvfp4], layout: checks.Layout = "concat") -> Nvfp4:
     """Makes one fc1 of a gate and a value projection; experts keep their number.
 
     Args:
@@ -210,33 +199,15 @@ def stack_rows(layers: Sequence[Nvfp4], layout: _Layout = "concat") -> Nvfp4:
         ValueError: There are none, or `layout` is neither; or shapes or global scales differ. Scales that differ would
             have to be rounded anew.
     """
-    _check_word("layout", layout, _Layout)
-    if not layers:
-        raise ValueError("nvfp4: there must be a layer to be stacked, but there is none")
-    first = layers[0]
     for layer in layers:
         check(layer)
-        if layer.weights.shape != first.weights.shape:
-            raise ValueError(
-                f"nvfp4: layers to be stacked must have one shape, but have {first.weights.shape} and "
-                f"{layer.weights.shape}"
-            )
-        if not np.array_equal(layer.global_scale, first.global_scale):
-            expert = int(np.nonzero(layer.global_scale != first.global_scale)[0][0])
-            raise ValueError(
-                f"nvfp4: layers to be stacked must have one global scale for an expert, but expert {expert} has "
-                f"{first.global_scale[expert]} and {layer.global_scale[expert]}"
-            )
-    axis = 1 if layout == "concat" else 2
-
-    def stack(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        experts, rows, width = arrays[0].shape
-        return np.stack(arrays, axis).reshape(experts, len(arrays) * rows, width)
-
-    weights = stack([layer.weights for layer in layers])
-    # ml_dtypes' arrays go through their bits: not every NumPy routine takes them.
-    scales = stack([layer.scales.view(np.uint8) for layer in layers]).view(SCALE_DTYPE)
-    return Nvfp4(weights, scales, first.global_scale)
+    checks.check_stackable("nvfp4", [layer.weights.shape for layer in layers], layout)
+    checks.check_one_global_scale("nvfp4", [layer.global_scale for layer in layers])
+    return Nvfp4(
+        arrays.stack_rows([layer.weights for layer in layers], layout),
+        arrays.stack_rows([layer.scales for layer in layers], layout),
+        layers[0].global_scale,
+    )
 
 
 def check(layer: Nvfp4, name: str = "weights") -> None:
@@ -253,24 +224,7 @@ def check(layer: Nvfp4, name: str = "weights") -> None:
             f"nvfp4: '{name}' must be uint8 of shape (E, N, D / 2) = {expected} to go with scales of shape "
             f"{layer.scales.shape}, but is {layer.weights.dtype} of shape {layer.weights.shape}"
         )
-    scale = layer.global_scale
-    if scale.dtype != np.float32 or scale.shape != (experts,):
-        raise ValueError(
-            f"nvfp4: the global scale of '{name}' must be float32 of shape ({experts},), but is {scale.dtype} of shape "
-            f"{scale.shape}"
-        )
-
-
-def _check_word(argument: str, value: str, choices: Any) -> None:
-    """A layout cannot be told from the shapes: taking an unknown word for one would give wrong weights in silence."""
-    words = get_args(choices)
-    if value not in words:
-        raise ValueError(f"nvfp4: {argument} must be {_alternatives(map(repr, words))}, but is {value!r}")
-
-
-def _alternatives(items: Iterable[object]) -> str:
-    *others, last = map(str, items)
-    return f"{', '.join(others)} or {last}"
+    checks.check_global_scale("nvfp4", name, layer.global_scale, experts)
 
 
 def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
@@ -279,35 +233,3 @@ def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
             f"nvfp4: the scales of '{name}' must be float8_e4m3fn of shape (E, N, D / 16), but are {scales.dtype} of "
             f"shape {scales.shape}"
         )
-
-
-def _check_depth(name: str, depth: int) -> None:
-    if depth % BLOCK:
-        raise ValueError(f"nvfp4: the last dimension of '{name}' must be a multiple of {BLOCK}, but is {depth}")
-
-
-def _nearest_codes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """e2m1 codes, ties to even; beyond 6 the largest."""
-    clipped = np.clip(values, -_E2M1_MAX, _E2M1_MAX)
-    return clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(0x0F)
-
-
-def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Pairs along the last axis to bytes, the even one in the low bits."""
-    packed: npt.NDArray[np.uint8] = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
-    return packed
-
-
-def _packed_along_the_other_axis(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Codes (E, A, B / 2) that are packed along B to (E, B, A / 2), an expert at a time."""
-    experts, rows, half = packed.shape
-    result = np.empty((experts, 2 * half, rows // 2), np.uint8)
-    for expert in range(experts):
-        result[expert] = _pack(_unpack(packed[expert]).T)
-    return result
-
-
-def _unpack(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Bytes to pairs along the last axis: the inverse of `_pack`."""
-    pairs = np.stack([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])

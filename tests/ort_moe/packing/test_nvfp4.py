@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from ort_moe.packing import nvfp4
+from ort_moe.packing.arrays import E2M1
 from tests.experts_cases import ExpertsCase
 from tests.op_models import op_session, run_op, run_session
 
@@ -39,7 +40,7 @@ def test_every_weight_goes_to_the_nearest_code(seed: int, spread: float) -> None
     layer = nvfp4.quantize(weights)
     got = nvfp4.dequantize(layer, np.float64)
     steps = layer.scales.astype(np.float64) * layer.global_scale.astype(np.float64)[:, None, None]
-    nearest = np.abs(weights.reshape(2, 3, -1, 16, 1) - nvfp4.E2M1 * steps[..., None, None]).min(axis=-1)
+    nearest = np.abs(weights.reshape(2, 3, -1, 16, 1) - E2M1 * steps[..., None, None]).min(axis=-1)
     error = np.abs(got - weights).reshape(2, 3, -1, 16)
     np.testing.assert_array_less(error, nearest * (1 + 1e-6) + np.spacing(np.abs(weights).max()))
     assert np.linalg.norm(got - weights) < 0.12 * np.linalg.norm(weights.astype(np.float64))

@@ -1,0 +1,150 @@
+"""What the packing of every format checks of its arguments, and how its errors put it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Layout = Literal["concat", "interleaved"]
+"""Rows of a stacked layer: all rows of the first, then those of the next; or a row of each in turn."""
+
+FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
+"""What float weights, and scales of the type of x, may be."""
+
+_PRODUCTS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def alternatives(items: Iterable[object]) -> str:
+    """`a, b or c`."""
+    *others, last = map(str, items)
+    return f"{', '.join(others)} or {last}"
+
+
+def check_word(weight_format: str, argument: str, value: object, choices: Any) -> None:
+    """Checks that `value` is one of a Literal or of a sequence.
+
+    A layout cannot be told from the shapes: taking an unknown word for one would give wrong weights in silence.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    words = choices if isinstance(choices, tuple) else get_args(choices)
+    if value not in words:
+        raise ValueError(f"{weight_format}: {argument} must be {alternatives(map(repr, words))}, but is {value!r}")
+
+
+def check_floats(weight_format: str, name: str, weights: npt.NDArray[Any]) -> tuple[int, int, int]:
+    """The shape (E, N, D) of float weights.
+
+    Raises:
+        ValueError: They are no floats, or of another rank.
+    """
+    if weights.dtype not in FLOATS:
+        raise ValueError(f"{weight_format}: '{name}' must be {alternatives(FLOATS)}, but is {weights.dtype}")
+    if weights.ndim != 3:
+        raise ValueError(f"{weight_format}: '{name}' must have shape (E, N, D), but has {weights.shape}")
+    experts, rows, depth = weights.shape
+    return experts, rows, depth
+
+
+def check_depth(weight_format: str, name: str, depth: int, block: int) -> None:
+    """Checks that D is a whole number of blocks.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if depth % block:
+        raise ValueError(
+            f"{weight_format}: the last dimension of '{name}' must be a multiple of {block}, but is {depth}"
+        )
+
+
+def check_finite(weight_format: str, name: str, expert: int, weights: npt.NDArray[Any]) -> None:
+    """Checks the weights of one expert.
+
+    Raises:
+        ValueError: One is infinite or NaN.
+    """
+    if not np.isfinite(weights).all():
+        raise ValueError(f"{weight_format}: '{name}' must be finite, but expert {expert} is not")
+
+
+def check_product(weight_format: str, dtype: npt.DTypeLike) -> None:
+    """Checks what weights are to be dequantized to.
+
+    Raises:
+        ValueError: It is neither float32 nor float64.
+    """
+    if dtype not in _PRODUCTS:
+        raise ValueError(f"{weight_format}: dtype must be {alternatives(_PRODUCTS)}, but is {np.dtype(dtype)}")
+
+
+def check_part(
+    weight_format: str, what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...], letters: str
+) -> None:
+    """Checks one part of a layer.
+
+    Args:
+        weight_format: The format, for the error.
+        what: The part with its verb's number in mind, as in `the scales of 'weights'`.
+        array: The part.
+        dtype: What it must be.
+        shape: What it must have.
+        letters: The shape in the letters of the docs.
+
+    Raises:
+        ValueError: It has another type or shape.
+    """
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        raise ValueError(
+            f"{weight_format}: {what} must be {np.dtype(dtype)} of shape {letters} = {shape}, but came as "
+            f"{array.dtype} of shape {array.shape}"
+        )
+
+
+def check_global_scale(weight_format: str, name: str, scale: npt.NDArray[Any], experts: int) -> None:
+    """Checks the scales of experts.
+
+    Raises:
+        ValueError: They are not float32 (E).
+    """
+    if scale.dtype != np.float32 or scale.shape != (experts,):
+        raise ValueError(
+            f"{weight_format}: the global scale of '{name}' must be float32 of shape ({experts},), but is "
+            f"{scale.dtype} of shape {scale.shape}"
+        )
+
+
+def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
+    """Checks the layers that are to become one.
+
+    Raises:
+        ValueError: There are none, their shapes differ, or `layout` is neither word.
+    """
+    check_word(weight_format, "layout", layout, Layout)
+    if not shapes:
+        raise ValueError(f"{weight_format}: there must be a layer to be stacked, but there is none")
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(
+                f"{weight_format}: layers to be stacked must have one shape, but have {shapes[0]} and {shape}"
+            )
+
+
+def check_one_global_scale(weight_format: str, scales: Sequence[npt.NDArray[np.float32]]) -> None:
+    """Checks that the global scales of layers to be stacked are the same.
+
+    Raises:
+        ValueError: They differ: one of the layers would have to be rounded anew.
+    """
+    for scale in scales:
+        if not np.array_equal(scale, scales[0]):
+            expert = int(np.nonzero(scale != scales[0])[0][0])
+            raise ValueError(
+                f"{weight_format}: layers to be stacked must have one global scale for an expert, but expert {expert} "
+                f"has {scales[0][expert]} and {scale[expert]}"
+            )
