@@ -34,7 +34,13 @@ def check_word(weight_format: str, argument: str, value: object, choices: Any) -
     """
     words = choices if isinstance(choices, tuple) else get_args(choices)
     if value not in words:
-        raise ValueError(f"{weight_format}: {argument} must be {alternatives(map(repr, words))}, but is {value!r}")
+        raise ValueError(
+            f"{weight_format}: {argument} must be {alternatives(map(_shown, words))}, but is {_shown(value)}"
+        )
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def check_floats(weight_format: str, name: str, weights: npt.NDArray[Any]) -> tuple[int, int, int]:

@@ -1,0 +1,279 @@
+"""INT4 and INT8: unsigned codes with a scale, and optionally a zero point, for 16 to 128 neighbours.
+
+A weight is `(code - zero_point) * scale`. FusedExperts takes, for E experts, N rows, D elements along the reduction and
+b of them to a block:
+
+    weights      uint8 (E, N, D * bits / 8)           int4: two codes a byte along D, the even element in the low bits
+    scales       of the type of x (E, N, D / b)
+    zero_points  uint8 (E, N, ceil(D / b * bits / 8)) packed like the weights; left out, they are 8 or 128
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ort_moe.packing import arrays, checks
+
+BLOCK_SIZES = (16, 32, 64, 128)
+"""Weights along D that may share a scale."""
+
+_Format = Literal["int4", "int8"]
+
+
+class Integers(NamedTuple):
+    """One layer of all experts as FusedExperts takes it.
+
+    Attributes:
+        weights: (E, N, D * bits / 8) uint8.
+        scales: (E, N, D / block_size) float32, float16 or bfloat16.
+        zero_points: (E, N, ceil(D / block_size * bits / 8)) uint8, or None: half the number of codes.
+        weight_format: `int4` or `int8`; shapes do not tell them apart.
+        block_size: 16, 32, 64 or 128.
+    """
+
+    weights: npt.NDArray[np.uint8]
+    scales: npt.NDArray[Any]
+    zero_points: npt.NDArray[np.uint8] | None
+    weight_format: _Format
+    block_size: int
+
+
+def quantize(
+    weights: npt.NDArray[Any],
+    weight_format: _Format,
+    block_size: int,
+    *,
+    symmetric: bool = True,
+    scale_dtype: npt.DTypeLike | None = None,
+    name: str = "weights",
+) -> Integers:
+    """Quantizes float weights to the nearest codes, an expert at a time.
+
+    Symmetric: the scale takes the largest magnitude of a block to 7 or 127. Otherwise scale and zero point spread the
+    codes from the least weight of a block, or 0, to its largest, or 0, so that 0 has a code.
+
+    Args:
+        weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of `block_size`.
+        weight_format: `int4` or `int8`.
+        block_size: 16, 32, 64 or 128.
+        symmetric: Without zero points.
+        scale_dtype: Type of the scales, which is that of x; None: that of the weights.
+        name: What errors call them.
+
+    Raises:
+        ValueError: They have another type or shape, are not finite, or need scales beyond the range of `scale_dtype`;
+            or an argument is none of its choices.
+    """
+    _check_arguments(weight_format, block_size)
+    dtype = np.dtype(weights.dtype if scale_dtype is None else scale_dtype)
+    experts, rows, depth = checks.check_floats(weight_format, name, weights)
+    checks.check_word(weight_format, "scale_dtype", dtype, checks.FLOATS)
+    checks.check_depth(weight_format, name, depth, block_size)
+    bits, count = _bits(weight_format), depth // block_size
+    last = 2**bits - 1
+    packed = np.empty((experts, rows, depth * bits // 8), np.uint8)
+    scales = np.empty((experts, rows, count), dtype)
+    zero_points = None if symmetric else np.empty((experts, rows, -(-count * bits // 8)), np.uint8)
+    for expert in range(experts):
+        blocks = weights[expert].astype(np.float64).reshape(rows, count, block_size)
+        checks.check_finite(weight_format, name, expert, blocks)
+        least, largest = blocks.min(axis=-1, initial=0.0), blocks.max(axis=-1, initial=0.0)
+        wanted = np.maximum(-least, largest) / (last // 2) if symmetric else (largest - least) / last
+        steps = _rounded_scales(wanted, dtype)
+        if not np.isfinite(steps).all():
+            raise ValueError(
+                f"{weight_format}: '{name}' must have scales that fit into {dtype}, but expert {expert} has not"
+            )
+        scales[expert] = steps.astype(dtype)
+        divisors = np.where(steps > 0.0, steps, 1.0)
+        zeros = np.full_like(least, (last + 1) // 2) if symmetric else np.clip(np.rint(-least / divisors), 0, last)
+        codes = np.clip(np.rint(blocks / divisors[..., None]) + zeros[..., None], 0, last)
+        packed[expert] = _pack(weight_format, codes.astype(np.uint8).reshape(rows, depth))
+        if zero_points is not None:
+            zero_points[expert] = _pack(weight_format, zeros.astype(np.uint8))
+    return Integers(packed, scales, zero_points, weight_format, block_size)
+
+
+def dequantize(layer: Integers, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """The float weights of a layer, (E, N, D).
+
+    Args:
+        layer: The layer.
+        dtype: float64, where the products are exact, or float32, where they are rounded once.
+
+    Raises:
+        ValueError: The parts of the layer do not fit together, or `dtype` is neither.
+    """
+    checks.check_product(layer.weight_format, dtype)
+    check(layer)
+    experts, rows, count = layer.scales.shape
+    depth = count * layer.block_size
+    result = np.empty((experts, rows, depth), dtype)
+    for expert in range(experts):
+        codes = _unpack(layer.weight_format, layer.weights[expert]).astype(np.int32)
+        zeros: Any = 2 ** (_bits(layer.weight_format) - 1)
+        if layer.zero_points is not None:
+            zeros = _unpack(layer.weight_format, layer.zero_points[expert])[:, :count, None].astype(np.int32)
+        steps = codes.reshape(rows, count, layer.block_size) - zeros
+        result[expert] = (steps.astype(dtype) * layer.scales[expert].astype(dtype)[..., None]).reshape(rows, depth)
+    return result
+
+
+def from_qmoe(
+    weights: npt.NDArray[np.uint8],
+    scales: npt.NDArray[Any],
+    zero_points: npt.NDArray[np.uint8] | None,
+    weight_format: _Format,
+    block_size: int,
+    name: str = "weights",
+) -> Integers:
+    """Takes the initializers of a com.microsoft::QMoE with quant_type int and weights_prepacked 0: the same format.
+
+    Without a block size of its own, a QMoE has a scale and a zero point for a row, which are repeated for each block.
+    Its prepacked layouts are those of an execution provider and are not taken.
+
+    Args:
+        weights: `fc*_experts_weights`, uint8 (E, N, D * bits / 8).
+        scales: `fc*_scales`, float32, float16 or bfloat16, (E, N, D / block_size) or (E, N).
+        zero_points: `fc*_zero_points`, uint8 (E, N, ceil(D / block_size * bits / 8)), or with scales (E, N) packed
+            along N, (E, ceil(N * bits / 8)); None where there are none.
+        weight_format: `int4` or `int8`, by the node's `expert_weight_bits`.
+        block_size: Of the result; the node's, where it has one.
+        name: What errors call the weights.
+
+    Raises:
+        ValueError: They have other types or shapes, or an argument is none of its choices.
+    """
+    _check_arguments(weight_format, block_size)
+    if scales.ndim == 2:
+        if weights.ndim != 3:
+            raise ValueError(
+                f"{weight_format}: '{name}' must have shape (E, N, {_width(weight_format)}), but has {weights.shape}"
+            )
+        experts, rows = scales.shape
+        depth = weights.shape[-1] * 8 // _bits(weight_format)
+        checks.check_depth(weight_format, name, depth, block_size)
+        count = depth // block_size
+        if zero_points is not None:
+            packed_rows = -(-rows * _bits(weight_format) // 8)
+            checks.check_part(
+                weight_format,
+                f"the zero points of '{name}'",
+                zero_points,
+                np.uint8,
+                (experts, packed_rows),
+                "(E, N)" if weight_format == "int8" else "(E, ceil(N / 2))",
+            )
+            zeros = _unpack(weight_format, zero_points)[:, :rows, None]
+            zero_points = _pack(weight_format, np.repeat(zeros, count, axis=-1))
+        scales = np.repeat(scales[..., None], count, axis=-1)
+    layer = Integers(weights, scales, zero_points, weight_format, block_size)
+    check(layer, name)
+    return layer
+
+
+def to_qmoe(
+    layer: Integers,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+    """Weights, scales and zero points of a com.microsoft::QMoE with weights_prepacked 0 and the layer's block size.
+
+    Raises:
+        ValueError: The parts of the layer do not fit together.
+    """
+    check(layer)
+    return layer.weights, layer.scales, layer.zero_points
+
+
+def stack_rows(layers: Sequence[Integers], layout: checks.Layout = "concat") -> Integers:
+    """Makes one fc1 of a gate and a value projection; experts keep their number.
+
+    Args:
+        layers: Of the same E, N, D, format, block size and type of scales, with or without zero points.
+        layout: All rows of the first, then those of the next; or a row of each in turn.
+
+    Raises:
+        ValueError: There are none, or `layout` is neither; or they differ in one of these.
+    """
+    weight_format = layers[0].weight_format if layers else "int4"
+    for layer in layers:
+        check(layer)
+    checks.check_stackable(weight_format, [layer.weights.shape for layer in layers], layout)
+    first = layers[0]
+    for layer in layers:
+        for what, one, other in (
+            ("format", first.weight_format, layer.weight_format),
+            ("block size", first.block_size, layer.block_size),
+            ("type of scales", first.scales.dtype, layer.scales.dtype),
+            ("kind of zero points", _has_zero_points(first), _has_zero_points(layer)),
+        ):
+            if one != other:
+                raise ValueError(
+                    f"{weight_format}: layers to be stacked must have one {what}, but have {one} and {other}"
+                )
+    zero_points = [layer.zero_points for layer in layers if layer.zero_points is not None]
+    return first._replace(
+        weights=arrays.stack_rows([layer.weights for layer in layers], layout),
+        scales=arrays.stack_rows([layer.scales for layer in layers], layout),
+        zero_points=arrays.stack_rows(zero_points, layout) if zero_points else None,
+    )
+
+
+def check(layer: Integers, name: str = "weights") -> None:
+    """Checks the types and shapes of a layer.
+
+    Raises:
+        ValueError: One is not what FusedExperts takes; the sentence names it.
+    """
+    weight_format, scales = layer.weight_format, layer.scales
+    _check_arguments(weight_format, layer.block_size)
+    if scales.dtype not in checks.FLOATS or scales.ndim != 3:
+        raise ValueError(
+            f"{weight_format}: the scales of '{name}' must be {checks.alternatives(checks.FLOATS)} of shape "
+            f"(E, N, D / {layer.block_size}), but are {scales.dtype} of shape {scales.shape}"
+        )
+    bits = _bits(weight_format)
+    experts, rows, count = scales.shape
+    expected = (experts, rows, count * layer.block_size * bits // 8)
+    letters = f"(E, N, {_width(weight_format)})"
+    checks.check_part(weight_format, f"'{name}'", layer.weights, np.uint8, expected, letters)
+    if layer.zero_points is not None:
+        expected = (experts, rows, -(-count * bits // 8))
+        what, letters = f"the zero points of '{name}'", f"(E, N, ceil(D / {layer.block_size} * {bits} / 8))"
+        checks.check_part(weight_format, what, layer.zero_points, np.uint8, expected, letters)
+
+
+def _check_arguments(weight_format: str, block_size: int) -> None:
+    checks.check_word("integers", "weight_format", weight_format, _Format)
+    checks.check_word(weight_format, "block_size", block_size, BLOCK_SIZES)
+
+
+def _bits(weight_format: _Format) -> int:
+    return 4 if weight_format == "int4" else 8
+
+
+def _width(weight_format: _Format) -> str:
+    return "D / 2" if weight_format == "int4" else "D"
+
+
+def _has_zero_points(layer: Integers) -> str:
+    return "no zero points" if layer.zero_points is None else "zero points"
+
+
+def _rounded_scales(wanted: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
+    """Scales in `dtype`; only a block of zeros gets 0: one that rounds to it would lose weights that have codes."""
+    with np.errstate(over="ignore"):
+        scales = wanted.astype(dtype).astype(np.float64)
+    smallest = float(np.ones(1, f"u{dtype.itemsize}").view(dtype)[0])
+    return np.where((wanted > 0.0) & (scales == 0.0), smallest, scales)
+
+
+def _pack(weight_format: _Format, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return arrays.pack_nibbles(codes) if weight_format == "int4" else codes
+
+
+def _unpack(weight_format: _Format, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return arrays.unpack_nibbles(packed) if weight_format == "int4" else packed

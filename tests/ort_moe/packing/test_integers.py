@@ -1,0 +1,228 @@
+"""INT4 and INT8 packing: nearest codes, zero points, round trips, refusals."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ort_moe.packing import integers
+
+Format = Literal["int4", "int8"]
+FORMATS: tuple[Format, ...] = ("int4", "int8")
+
+
+def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
+
+
+def test_an_int4_weight_is_code_minus_zero_point_times_scale() -> None:
+    """The layout byte by byte: even elements, and zero points, in the low four bits."""
+    codes = np.arange(48, dtype=np.uint8) % 16
+    weights = (codes[0::2] | codes[1::2] << 4).reshape(1, 1, 24)
+    scales = np.array([[[1.0, 0.5, 0.25]]], np.float32)
+    zero_points = np.array([[[0x31, 0x0F]]], np.uint8)  # 1, 3, 15
+    expected = np.concatenate([(np.arange(16.0) - z) * s for z, s in ((1, 1.0), (3, 0.5), (15, 0.25))])
+    layer = integers.Integers(weights, scales, zero_points, "int4", 16)
+    np.testing.assert_array_equal(integers.dequantize(layer, np.float64)[0, 0], expected)
+    symmetric = integers.dequantize(layer._replace(zero_points=None), np.float64)[0, 0]
+    np.testing.assert_array_equal(symmetric[:16], np.arange(16.0) - 8)
+
+
+def test_an_int8_weight_is_code_minus_zero_point_times_scale() -> None:
+    weights = np.tile(np.array([0, 1, 128, 255], np.uint8), 8).reshape(1, 1, 32)
+    layer = integers.Integers(
+        weights, np.full((1, 1, 2), 0.5, np.float32), np.array([[[0, 255]]], np.uint8), "int8", 16
+    )
+    got = integers.dequantize(layer)[0, 0]
+    np.testing.assert_array_equal(got[:4], [0.0, 0.5, 64.0, 127.5])
+    np.testing.assert_array_equal(got[16:20], [-127.5, -127.0, -63.5, 0.0])
+    got = integers.dequantize(layer._replace(zero_points=None))[0, 0]
+    np.testing.assert_array_equal(got[:4], [-64.0, -63.5, 0.0, 63.5])
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from((1e-30, 1e-3, 1.0, 1e4)),
+    st.sampled_from(FORMATS),
+    st.sampled_from((16, 32)),
+    st.booleans(),
+    st.sampled_from((0.0, 1.0)),
+)
+def test_every_weight_goes_to_the_nearest_code(
+    seed: int, spread: float, weight_format: Format, block_size: int, symmetric: bool, offset: float
+) -> None:
+    weights = (random_weights((2, 3, 96), seed) + np.float32(offset)) * np.float32(spread)
+    layer = integers.quantize(weights, weight_format, block_size, symmetric=symmetric)
+    error = np.abs(integers.dequantize(layer, np.float64) - weights).reshape(*layer.scales.shape, block_size)
+    steps = layer.scales.astype(np.float64)[..., None]
+    codes = 16 if weight_format == "int4" else 256
+    assert (error <= 0.5001 * steps).all()  # rounding a scale moves the ends of its range
+    blocks = weights.astype(np.float64).reshape(error.shape)
+    ends = np.max(blocks, axis=-1, initial=0.0), np.min(blocks, axis=-1, initial=0.0)
+    ideal = np.maximum(ends[0], -ends[1]) / (codes // 2 - 1) if symmetric else (ends[0] - ends[1]) / (codes - 1)
+    np.testing.assert_allclose(steps[..., 0], ideal, rtol=1e-6)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_scales_have_the_type_of_the_weights_and_errors_stay_small(
+    dtype: Any, weight_format: Format, symmetric: bool
+) -> None:
+    weights = random_weights((3, 4, 64)).astype(dtype)
+    layer = integers.quantize(weights, weight_format, 32, symmetric=symmetric)
+    assert layer.scales.dtype == dtype
+    assert (layer.zero_points is None) == symmetric
+    exact = weights.astype(np.float64)
+    error = np.linalg.norm(integers.dequantize(layer, np.float64) - exact) / np.linalg.norm(exact)
+    assert error < (0.11 if weight_format == "int4" else 0.007)
+    other = integers.quantize(weights, weight_format, 32, symmetric=symmetric, scale_dtype=np.float16)
+    assert other.scales.dtype == np.float16
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_what_is_on_the_grid_comes_back(weight_format: Format, symmetric: bool) -> None:
+    weights = integers.dequantize(integers.quantize(random_weights((3, 4, 64)), weight_format, 16, symmetric=symmetric))
+    again = integers.dequantize(integers.quantize(weights, weight_format, 16, symmetric=symmetric))
+    np.testing.assert_allclose(again, weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_zeros_outliers_and_equal_weights(weight_format: Format, symmetric: bool) -> None:
+    weights = random_weights((3, 2, 32))
+    weights[1] = 0.0
+    weights[2, 0], weights[2, 1], weights[0, 0, 5] = 0.3, -0.7, 1e6
+    got = integers.dequantize(integers.quantize(weights, weight_format, 16, symmetric=symmetric))
+    assert not got[1].any()
+    np.testing.assert_allclose(got[2], weights[2], rtol=1e-6)
+    assert got[0, 0, 5] == pytest.approx(1e6)
+    assert not np.delete(got[0, 0, :16], 5).any()
+    assert got[0, 0, 16:].any()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_scales_at_their_limits(symmetric: bool) -> None:
+    """Only a block of zeros gets the scale 0, and the range of float32 is no limit of the difference of weights."""
+    weights = np.zeros((1, 3, 16), np.float32)
+    weights[0, 0, :2], weights[0, 1, 0] = (3e38, -3e38), 2.0**-24
+    layer = integers.quantize(weights[:, :1], "int8", 16, symmetric=symmetric)
+    np.testing.assert_allclose(integers.dequantize(layer, np.float64), weights[:, :1], rtol=0.01)
+    layer = integers.quantize(weights[:, 1:], "int8", 16, symmetric=symmetric, scale_dtype=np.float16)
+    np.testing.assert_array_equal(layer.scales[0, :, 0].astype(np.float64), [2.0**-24, 0.0])
+    np.testing.assert_array_equal(integers.dequantize(layer), weights[:, 1:])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 32), (2, 0, 32), (2, 4, 0)])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_layers_of_no_size(weight_format: Format, shape: tuple[int, int, int]) -> None:
+    layer = integers.quantize(np.zeros(shape, np.float32), weight_format, 16, symmetric=False)
+    assert integers.dequantize(layer).shape == shape
+    again = integers.from_qmoe(*integers.to_qmoe(layer), weight_format, 16)
+    assert integers.dequantize(again).shape == shape
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_scales_of_rows_are_repeated_for_blocks(weight_format: Format, symmetric: bool) -> None:
+    layer = integers.quantize(random_weights((2, 5, 128)), weight_format, 128, symmetric=symmetric)
+    zeros = layer.zero_points
+    if zeros is not None:  # a row has one, in the low bits where two fit
+        zeros = zeros[..., 0]
+        if weight_format == "int4":
+            even = np.concatenate([zeros, np.zeros((2, 1), np.uint8)], axis=1)
+            zeros = even[:, 0::2] | even[:, 1::2] << 4
+    rows = integers.from_qmoe(layer.weights, layer.scales[..., 0], zeros, weight_format, 32)
+    assert rows.scales.shape == (2, 5, 4)
+    np.testing.assert_array_equal(integers.dequantize(rows), integers.dequantize(layer))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("layout", ["concat", "interleaved"])
+def test_gate_and_value_become_one_layer(
+    layout: Literal["concat", "interleaved"], weight_format: Format, symmetric: bool
+) -> None:
+    gate, value = (
+        integers.quantize(random_weights((2, 3, 48), seed), weight_format, 16, symmetric=symmetric) for seed in (0, 1)
+    )
+    stacked = integers.dequantize(integers.stack_rows([gate, value], layout))
+    rows = (slice(3), slice(3, 6)) if layout == "concat" else (slice(0, None, 2), slice(1, None, 2))
+    np.testing.assert_array_equal(stacked[:, rows[0]], integers.dequantize(gate))
+    np.testing.assert_array_equal(stacked[:, rows[1]], integers.dequantize(value))
+
+
+LAYER = integers.quantize(random_weights((2, 4, 96)), "int4", 32, symmetric=False)
+QMOE = integers.to_qmoe(LAYER)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: integers.quantize(np.zeros((4, 32), np.float32), "int4", 16), r"must have shape \(E, N, D\)"),
+        (
+            lambda: integers.quantize(np.zeros((1, 4, 48), np.float32), "int8", 32),
+            "must be a multiple of 32, but is 48",
+        ),
+        (
+            lambda: integers.quantize(np.full((1, 1, 16), np.nan, np.float32), "int4", 16),
+            "must be finite, but expert 0",
+        ),
+        (lambda: integers.quantize(LAYER.weights, "int4", 16), "must be float32, float16 or bfloat16, but is uint8"),
+        (
+            lambda: integers.quantize(np.ones((1, 1, 16), np.float32), "int4", 8),
+            "block_size must be 16, 32, 64 or 128, but is 8",
+        ),
+        (
+            lambda: integers.quantize(np.ones((1, 1, 16), np.float32), cast(Any, "int2"), 16),
+            "weight_format must be 'int4' or 'int8', but is 'int2'",
+        ),
+        (
+            lambda: integers.quantize(np.full((1, 1, 16), 1e6, np.float32), "int4", 16, scale_dtype=np.float16),
+            "'weights' must have scales that fit into float16, but expert 0 has not",
+        ),
+        (
+            lambda: integers.quantize(np.ones((1, 1, 16), np.float32), "int4", 16, scale_dtype=np.float64),
+            "scale_dtype must be float32, float16 or bfloat16, but is float64",
+        ),
+        (lambda: integers.dequantize(LAYER, np.int32), "dtype must be float32 or float64, but is int32"),
+        (
+            lambda: integers.check(LAYER._replace(weights=LAYER.weights[..., :8]), "fc1"),
+            r"'fc1' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\), but came as uint8 of shape \(2, 4, 8\)",
+        ),
+        (lambda: integers.check(LAYER._replace(weight_format="int8")), r"\(E, N, D\) = \(2, 4, 96\)"),
+        (lambda: integers.check(LAYER._replace(block_size=64)), r"\(E, N, D / 2\) = \(2, 4, 96\)"),
+        (lambda: integers.check(LAYER._replace(scales=LAYER.scales.astype(np.float64))), "scales .* but are float64"),
+        (
+            lambda: integers.check(LAYER._replace(zero_points=np.zeros((2, 4, 3), np.uint8))),
+            r"the zero points of 'weights' must be uint8 .* = \(2, 4, 2\), but came as uint8 of shape \(2, 4, 3\)",
+        ),
+        (
+            lambda: integers.from_qmoe(QMOE[0].reshape(2, 96, 2), QMOE[1], QMOE[2], "int4", 32, "fc2"),
+            r"'fc2' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\), but came as uint8 of shape \(2, 96, 2\)",
+        ),
+        (
+            lambda: integers.from_qmoe(QMOE[0], QMOE[1][..., 0], QMOE[2], "int4", 32),
+            r"the zero points of 'weights' must be uint8 of shape \(E, ceil\(N / 2\)\) = \(2, 2\)",
+        ),
+        (
+            lambda: integers.stack_rows([LAYER, LAYER._replace(zero_points=None)]),
+            "must have one kind of zero points, but have zero points and no zero points",
+        ),
+        (
+            lambda: integers.stack_rows([LAYER, LAYER._replace(scales=LAYER.scales.astype(np.float16))]),
+            "must have one type of scales, but have float32 and float16",
+        ),
+        (lambda: integers.stack_rows([]), "there must be a layer to be stacked, but there is none"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(int4|int8|integers): .*{message}"):
+        call()
