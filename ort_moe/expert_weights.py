@@ -19,7 +19,9 @@ _PARTS = {"Split", "Slice", "Squeeze", "Gather"}
 _GATHERS = {"Gather", "GatherND", "GatherBlockQuantized"}
 _EXPERTS_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 _EXPERTS_INDICES = _EXPERTS_INPUTS.index("indices")
-_EXPERTS_STACKS = [i for i, name in enumerate(_EXPERTS_INPUTS) if name.endswith(("_weights", "_scales"))]
+_EXPERTS_STACKS = [
+    i for i, name in enumerate(_EXPERTS_INPUTS) if name.endswith(("_weights", "_scales", "_zero_points"))
+]
 """Inputs of FusedExperts that hold a matrix for each expert."""
 _PRODUCTS = {"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"}
 _ENDS = {"ReduceSum", "ReduceMean", "Shape", "Size"}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
 
+_BLOCK_SIZED = ("int4", "int8", "fp8")
+
 
 @dataclass(frozen=True)
 class ExpertsConfig:
@@ -17,6 +19,7 @@ class ExpertsConfig:
     """
 
     weight_format: str
+    block_size: int
     activation: str
     gated: bool
     gate_layout: str
@@ -41,7 +44,29 @@ class ExpertsConfig:
         """N of fc1 for I inner elements."""
         return 2 * inner if self.gated else inner
 
+    @property
+    def scale_block(self) -> int:
+        """Weights along D that share a scale; 1 where there are no scales."""
+        return {"dense": 1, "nvfp4": 16, "mxfp4": 32}.get(self.weight_format, self.block_size)
+
+    @property
+    def depth_multiple(self) -> int:
+        """What D is a multiple of."""
+        return 1 if self.weight_format == "fp8" else self.scale_block
+
+    @property
+    def with_format(self) -> str:
+        """The format, for the end of a sentence."""
+        block = f" and block_size = {self.block_size}" if self.block_size else ""
+        return f"with weight_format = {self.weight_format}{block}"
+
     def _check(self) -> None:
+        with_format = f"with weight_format = {self.weight_format}"
+        if self.weight_format in _BLOCK_SIZED:
+            if self.block_size == 0:
+                raise _refusal("block_size", f"16, 32, 64 or 128 {with_format}", 0)
+        elif self.block_size != 0:
+            raise _refusal("block_size", f"0 {with_format}", self.block_size)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not math.isfinite(value):
                 raise _refusal(name, "finite", value)

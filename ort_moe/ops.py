@@ -270,10 +270,27 @@ token t. The permuted order lists them by expert ascending, then token ascending
 def _expert_layer(layer: str, rows: str) -> tuple[Tensor, ...]:
     """The inputs of one of an expert's two layers."""
     return (
-        Tensor(f"{layer}_weights", (*ACTIVATION_TYPES, "uint8"), "(E, N, D)", f"N = {rows}; packed: see the formats."),
-        Tensor(f"{layer}_scales", ("float8e4m3fn",), "(E, N, D / 16)", "nvfp4: the scales of the blocks.", True),
-        Tensor(f"{layer}_global_scale", ("float",), "(E)", "nvfp4: multiplies all weights of an expert.", True),
-        Tensor(f"{layer}_zero_points", ("uint8",), "(E, N, D)", "For formats to come; none takes it.", True),
+        Tensor(
+            f"{layer}_weights",
+            (*ACTIVATION_TYPES, "uint8", "float8e4m3fn"),
+            "(E, N, D)",
+            f"N = {rows}; packed: see the formats.",
+        ),
+        Tensor(
+            f"{layer}_scales",
+            ("float8e4m3fn", "uint8", *ACTIVATION_TYPES),
+            "(E, N, D / block)",
+            "The scales of the blocks; type and shape: see the formats.",
+            True,
+        ),
+        Tensor(f"{layer}_global_scale", ("float",), "(E)", "nvfp4, mxfp4: multiplies all weights of an expert.", True),
+        Tensor(
+            f"{layer}_zero_points",
+            ("uint8",),
+            "(E, N, D / block)",
+            "int4, int8: the zero points of the blocks; int4: two a byte.",
+            True,
+        ),
         Tensor(f"{layer}_bias", ACTIVATION_TYPES, "(E, N)", "Of the type of x.", True),
     )
 
@@ -329,6 +346,17 @@ Formats of the weights:
 * `nvfp4`: uint8 (E, N, D / 2), two e2m1 values a byte along D, the even element in the low bits; scales (E, N, D / 16),
   one for 16 neighbours along D, and optionally a global scale (E) that counts as 1 where it is left out. A weight is
   e2m1 * scale * global scale. D is a multiple of 16.
+* `mxfp4`: like nvfp4, but with e8m0 scales, the biased exponents of powers of two, as uint8 (E, N, D / 32). A weight is
+  e2m1 * 2^(scale - 127) * global scale; the scale 255 is NaN. D is a multiple of 32.
+* `int4`, `int8`: unsigned codes as uint8, int4 (E, N, D / 2), two a byte along D, the even element in the low bits,
+  int8 (E, N, D); scales of the type of x (E, N, D / `block_size`), and optionally zero points, packed like the codes
+  along D / `block_size`, an odd one out in the low bits; left out, they are 8 or 128. A weight is
+  (code - zero point) * scale. D is a multiple of `block_size`.
+* `fp8`: float8e4m3fn (E, N, D); float32 scales (E, ceil(N / `block_size`), ceil(D / `block_size`)), one for a square of
+  rows and neighbours along D; the last ones may be cut off. A weight is float8 * scale.
+
+Weights are float32 numbers before they are multiplied with x: those beyond its range are infinite. On CUDA, `dense` and
+`nvfp4` have kernels; a session refuses the others there.
 
 E, H, I and K are at least 1. Indices outside [0, E) contribute nothing, and equal indices of a token are separate
 choices. The maps are a FusedRouter's for the same indices, all or none; without them they are built inside. The order
@@ -344,7 +372,20 @@ of the sums along D is fixed for each device and shape, whatever the other rows 
     ),
     outputs=(Tensor("y", ACTIVATION_TYPES, "(..., H)", "Of the shape and type of x."),),
     attributes=(
-        Attribute("weight_format", "string", "How the weights are stored.", "dense", ("dense", "nvfp4")),
+        Attribute(
+            "weight_format",
+            "string",
+            "How the weights are stored.",
+            "dense",
+            ("dense", "nvfp4", "mxfp4", "int4", "int8", "fp8"),
+        ),
+        Attribute(
+            "block_size",
+            "int",
+            "int4, int8, fp8: weights along D that share a scale; 0 with the other formats.",
+            0,
+            (0, 16, 32, 64, 128),
+        ),
         Attribute(
             "activation",
             "string",

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.packing import nvfp4
-from ort_moe.reference.fused_experts import activate
+from ort_moe.reference.fused_experts import ExpertLayer, activate, dense_weights
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -78,9 +77,6 @@ def _activated(config: ExpertsConfig, fc1: Float64Array, error: Float64Array) ->
 
 def _layer(config: ExpertsConfig, feeds: Mapping[str, Any], name: str) -> tuple[Float64Array, Float64Array]:
     """The weights that a layer stands for, (E, N, D), and its bias, (E, N)."""
-    weights = feeds[f"{name}_weights"]
-    if config.weight_format == "nvfp4":
-        scale = feeds.get(f"{name}_global_scale", np.ones(len(weights), np.float32))
-        weights = nvfp4.dequantize(nvfp4.Nvfp4(weights, feeds[f"{name}_scales"], scale), np.float64)
-    bias = feeds.get(f"{name}_bias", np.zeros(weights.shape[:2]))
-    return weights.astype(np.float64), bias.astype(np.float64)
+    layer = ExpertLayer(**{part: feeds.get(f"{name}_{part}") for part in ExpertLayer._fields})
+    weights = dense_weights(config, layer)
+    return weights, np.zeros(weights.shape[:2]) if layer.bias is None else layer.bias.astype(np.float64)

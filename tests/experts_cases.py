@@ -12,8 +12,8 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.ops import ROUTING_MAPS, AttributeValue
-from ort_moe.packing import nvfp4
+from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
+from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, fused_experts
 from ort_moe.reference.routing_maps import routing_maps
 from tests.experts_bounds import error_bounds
@@ -40,6 +40,18 @@ ACTIVATIONS: tuple[dict[str, AttributeValue], ...] = (
 """Activations of the op, each with the attributes that go with it."""
 
 
+FORMATS = FUSED_EXPERTS.attribute("weight_format").choices
+"""Every format of weights."""
+
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    **{str(name): {"weight_format": name} for name in FORMATS},
+    "int4_zero_points": {"weight_format": "int4", "has_zero_points": True, "block_size": 32},
+    "int8_zero_points": {"weight_format": "int8", "has_zero_points": True, "block_size": 32},
+}
+"""Fields of an ExpertsCase: every format, and those with zero points; by name. Sizes are multiples of 32."""
+
+
 @dataclass(frozen=True)
 class ExpertsCase:
     """One call, named by what it is drawn from so that a failure prints short and can be repeated.
@@ -51,13 +63,16 @@ class ExpertsCase:
         hidden: H.
         inner: I.
         onnx_type: Type of x by its ONNX name.
-        weight_format: `dense` or `nvfp4`.
+        weight_format: One of FORMATS.
         attributes: The other attributes.
         choices: One of finalize_cases.CHOICES but `any_map`.
         has_maps: Whether the maps are given.
         has_bias: Whether both layers have a bias.
         has_residual: Whether there is a residual.
-        has_global_scale: nvfp4: whether the global scales are given.
+        has_global_scale: nvfp4, mxfp4: whether the global scales are given.
+        has_zero_points: int4, int8: whether there are zero points.
+        block_size: int4, int8, fp8: the attribute.
+        outliers: Whether weights have outliers and zeros, and blocks of zeros and of equal weights.
         seed: Seed of all random values.
     """
 
@@ -74,11 +89,20 @@ class ExpertsCase:
     has_bias: bool = False
     has_residual: bool = False
     has_global_scale: bool = True
+    has_zero_points: bool = False
+    block_size: int = 16
+    outliers: bool = False
     seed: int = 0
 
     @property
     def all_attributes(self) -> dict[str, AttributeValue]:
-        return {**self.attributes, "weight_format": self.weight_format}
+        block_size = self.block_size if self.weight_format in ("int4", "int8", "fp8") else 0
+        return {**self.attributes, "weight_format": self.weight_format, "block_size": block_size}
+
+    @property
+    def config(self) -> ExpertsConfig:
+        """The attributes as one value."""
+        return ExpertsConfig.from_attributes(self.all_attributes)
 
     @cached_property
     def feeds(self) -> dict[str, Any]:
@@ -122,7 +146,7 @@ class ExpertsCase:
         """The result in float64, (..., H)."""
         feeds = self.feeds
         fc1, fc2 = (
-            ExpertLayer(*(feeds.get(f"{layer}_{part}") for part in ("weights", "scales", "global_scale", "bias")))
+            ExpertLayer(**{part: feeds.get(f"{layer}_{part}") for part in ExpertLayer._fields})
             for layer in ("fc1", "fc2")
         )
         return fused_experts(
@@ -138,7 +162,7 @@ class ExpertsCase:
     def check_each(self, y: npt.NDArray[Any]) -> None:
         """Holds a result of any size against the reference, each element within what its roundings may add up to."""
         expected = self._expected(y)
-        bounds = error_bounds(ExpertsConfig.from_attributes(self.all_attributes), self.feeds, self.onnx_type)
+        bounds = error_bounds(self.config, self.feeds, self.onnx_type)
         inside = np.abs(y.astype(np.float64) - expected) <= bounds  # not so for NaN
         if not inside.all():
             where = tuple(int(axis[0]) for axis in np.nonzero(~inside))
@@ -154,16 +178,46 @@ class ExpertsCase:
 
     def _layer(self, rng: np.random.Generator, rows: int, depth: int) -> dict[str, Any]:
         weights = rng.normal(0.0, depth**-0.5, (self.experts, rows, depth))
-        if self.weight_format == "dense":
-            layer: dict[str, Any] = {"weights": weights.astype(DTYPES[self.onnx_type])}
-        else:
-            packed = nvfp4.quantize(weights.astype(np.float32))
-            layer = {"weights": packed.weights, "scales": packed.scales, "global_scale": packed.global_scale}
-            if not self.has_global_scale:
-                del layer["global_scale"]
-                layer["scales"] = (layer["scales"].astype(np.float32) / 448.0).astype(nvfp4.SCALE_DTYPE)
+        if self.outliers:
+            weights[:, ::3, ::37] *= 50.0
+            weights[:, 1::3, : depth // 2] = 0.0
+            weights[:, 2::3, : depth // 2] = depth**-0.5
+            weights[:, 2::5] *= -1.0
+            weights[-1] = 0.0
+        layer = self._packed(rng, weights)
         if self.has_bias:
             layer["bias"] = self._values(rng, (self.experts, rows))
+        return layer
+
+    def _packed(self, rng: np.random.Generator, weights: npt.NDArray[np.float64]) -> dict[str, Any]:
+        """The inputs of a layer in its format, without the bias."""
+        floats = weights.astype(np.float32)
+        layer: dict[str, Any]
+        match self.weight_format:
+            case "dense":
+                return {"weights": weights.astype(DTYPES[self.onnx_type])}
+            case "nvfp4":
+                layer = nvfp4.quantize(floats)._asdict()
+                if not self.has_global_scale:
+                    layer["scales"] = (layer["scales"].astype(np.float32) / 448.0).astype(nvfp4.SCALE_DTYPE)
+            case "mxfp4":
+                layer = mxfp4.quantize(floats)._asdict()
+                layer["global_scale"] = rng.uniform(0.5, 2.0, self.experts).astype(np.float32)
+            case "fp8":
+                packed = fp8.quantize(floats, self.block_size)
+                return {"weights": packed.weights, "scales": packed.scales}
+            case "int4" | "int8" as weight_format:
+                layer = integers.quantize(
+                    floats,
+                    weight_format,
+                    self.block_size,
+                    symmetric=not self.has_zero_points,
+                    scale_dtype=DTYPES[self.onnx_type],
+                )._asdict()
+                parts = ("weights", "scales", "zero_points") if self.has_zero_points else ("weights", "scales")
+                return {part: layer[part] for part in parts}
+        if not self.has_global_scale:
+            del layer["global_scale"]
         return layer
 
     def _values(self, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -171,10 +225,14 @@ class ExpertsCase:
 
 
 @st.composite
-def experts_cases(draw: st.DrawFn, onnx_types: tuple[str, ...] = tuple(DTYPES)) -> ExpertsCase:
+def experts_cases(
+    draw: st.DrawFn, onnx_types: tuple[str, ...] = tuple(DTYPES), formats: tuple[AttributeValue, ...] = FORMATS
+) -> ExpertsCase:
     """Calls over the op's whole range, small."""
-    weight_format = draw(st.sampled_from(("dense", "nvfp4")))
-    sizes = (16, 32, 48, 80) if weight_format == "nvfp4" else (1, 3, 16, 33, 64)
+    weight_format = str(draw(st.sampled_from(formats)))
+    block_size = draw(st.sampled_from((16, 32, 64, 128)))
+    block = {"dense": 1, "nvfp4": 16, "mxfp4": 32, "fp8": 1}.get(weight_format, block_size)
+    sizes = (block, 2 * block, 3 * block, 5 * block) if block > 1 else (1, 3, 16, 33, 64, 140)
     experts = draw(st.sampled_from((1, 3, 7, 8)))
     return ExpertsCase(
         leading=draw(st.sampled_from(((), (0,), (2, 0), (1,), (2, 3))) | st.integers(1, 20).map(lambda t: (t,))),
@@ -190,5 +248,7 @@ def experts_cases(draw: st.DrawFn, onnx_types: tuple[str, ...] = tuple(DTYPES)) 
         has_bias=draw(st.booleans()),
         has_residual=draw(st.booleans()),
         has_global_scale=draw(st.booleans()),
+        has_zero_points=draw(st.booleans()),
+        block_size=block_size,
         seed=draw(st.integers(0, 2**32 - 1)),
     )

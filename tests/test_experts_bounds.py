@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.experts_cases import ExpertsCase
+from tests.experts_cases import FORMATS, ExpertsCase
 from tests.router_cases import DTYPES
 
+WIDE = [(640, 640, weight_format) for weight_format in ("dense", "nvfp4")]
 
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+
 @pytest.mark.parametrize("onnx_type", DTYPES)
-@pytest.mark.parametrize(("hidden", "inner"), [(64, 64), (192, 64), (640, 640)])
+@pytest.mark.parametrize(
+    ("hidden", "inner", "weight_format"),
+    [*((hidden, 64, weight_format) for hidden in (64, 192) for weight_format in FORMATS), *WIDE],
+)
 def test_wrong_results_fail(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
     case = ExpertsCase((3,), 3, 2, hidden, inner, onnx_type, weight_format)
     right = case.reference().astype(DTYPES[onnx_type])

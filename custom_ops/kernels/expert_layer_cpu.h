@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/expert_decoders_cpu.h"
 #include "kernels/expert_rows_cpu.h"
 #include "kernels/fused_experts.h"
 #include "kernels/half_float.h"
@@ -13,8 +14,8 @@ namespace ort_moe {
 class ExpertLayerCpu {
  public:
   // `rows` and `depth` are N and D.
-  ExpertLayerCpu(const ExpertLayer& layer, WeightFormat format, DType dtype, int64_t rows, int64_t depth)
-      : layer_(layer), format_(format), dtype_(dtype), rows_(rows), depth_(depth) {}
+  ExpertLayerCpu(const ExpertLayer& layer, const ExpertsConfig& config, DType dtype, int64_t rows, int64_t depth)
+      : layer_(layer), config_(config), dtype_(dtype), rows_(rows), depth_(depth) {}
 
   int64_t rows() const { return rows_; }
 
@@ -22,27 +23,10 @@ class ExpertLayerCpu {
   int64_t stride() const { return blocks() * kRowBlock; }
 
   // Where element d of a row stands.
-  int64_t Position(int64_t d) const {
-    if (format_ == WeightFormat::kDense) return d;
-    const int64_t within = d % kRowBlock;
-    return d - within + (within % 2) * (kRowBlock / 2) + within / 2;
-  }
+  int64_t Position(int64_t d) const;
 
-  // Row n of an expert into stride() floats, of which those past D must be zero already. nvfp4 without the global
-  // scale.
-  void Decode(int64_t expert, int64_t n, float* out) const {
-    const int64_t row = expert * rows_ + n;
-    if (format_ == WeightFormat::kNvfp4) {
-      const auto* bytes = static_cast<const uint8_t*>(layer_.weights) + row * depth_ / 2;
-      const auto* scales = static_cast<const uint8_t*>(layer_.scales) + row * (depth_ / kNvfp4Block);
-      return DecodeNvfp4Row(bytes, scales, blocks(), out);
-    }
-    WithType(dtype_, [&](auto type) {
-      using Type = decltype(type);
-      const auto* weights = static_cast<const typename Type::Storage*>(layer_.weights) + row * depth_;
-      for (int64_t d = 0; d < depth_; ++d) out[d] = Type::Load(weights[d]);
-    });
-  }
+  // Row n of an expert into stride() floats, of which those past D must be zero already; without the global scale.
+  void Decode(int64_t expert, int64_t n, float* out) const;
 
   // The products of kRowsTogether decoded rows with one row of activations.
   std::array<float, kRowsTogether> Multiply(const float* rows, const float* activations) const {
@@ -67,10 +51,13 @@ class ExpertLayerCpu {
   }
 
  private:
+  void DecodeDense(int64_t row, float* out) const;
+  IntegerRow Integers(const uint8_t* codes, int64_t row, int64_t blocks, int64_t zero_bytes) const;
+
   int64_t blocks() const { return (depth_ + kRowBlock - 1) / kRowBlock; }
 
   ExpertLayer layer_;
-  WeightFormat format_;
+  const ExpertsConfig& config_;
   DType dtype_;
   int64_t rows_;
   int64_t depth_;

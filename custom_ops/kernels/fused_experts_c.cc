@@ -74,7 +74,8 @@ ORT_MOE_C_EXPORT int64_t ort_moe_fused_experts_scratch_bytes(const OrtMoeFusedEx
 
 ORT_MOE_C_EXPORT const char* ort_moe_launch_fused_experts(const OrtMoeFusedExpertsCall* call, void* stream) {
   const ort_moe::ExpertsConfig config = ConfigOf(*call);
-  const std::string refusal = ort_moe::CheckExpertsConfig(config);
+  std::string refusal = ort_moe::CheckExpertsOnCuda(config);
+  if (refusal.empty()) refusal = ort_moe::CheckExpertsConfig(config);
   if (!refusal.empty()) return ort_moe::CallError("FusedExperts", refusal);
   return ort_moe::CallError("FusedExperts",
                             ort_moe::LaunchFusedExperts(config, ArgsOf(*call), static_cast<cudaStream_t>(stream)));

@@ -30,16 +30,37 @@ class Checker {
  private:
   const TensorSpec& Spec(size_t input) const { return FusedExpertsOp::Spec().inputs[input]; }
 
-  bool nvfp4() const { return config_.weight_format == WeightFormat::kNvfp4; }
-  std::string WithFormat() const { return nvfp4() ? " with weight_format = nvfp4" : " with weight_format = dense"; }
+  bool Is(WeightFormat a, WeightFormat b) const { return config_.weight_format == a || config_.weight_format == b; }
+  bool dense() const { return config_.weight_format == WeightFormat::kDense; }
+  bool fp8() const { return config_.weight_format == WeightFormat::kFp8; }
+
+  // The format, for the end of a clause.
+  std::string WithFormat() const {
+    const int64_t block = config_.block_size;
+    return std::string(" with weight_format = ") + FormatName(config_.weight_format) +
+           (block == 0 ? "" : " and block_size = " + std::to_string(block));
+  }
+
+  bool Takes(OfLayer input) const {
+    switch (input) {
+      case kScales:
+        return !dense();
+      case kGlobalScale:
+        return Is(WeightFormat::kNvfp4, WeightFormat::kMxfp4);
+      case kZeroPoints:
+        return Is(WeightFormat::kInt4, WeightFormat::kInt8);
+      default:
+        return true;
+    }
+  }
 
   void CheckPresence() const {
     for (const size_t layer : {size_t{kFc1}, kFc2}) {
-      if (nvfp4() && !inputs_[layer + kScales]) {
+      if (Takes(kScales) && !inputs_[layer + kScales]) {
         throw Error("input '" + Spec(layer + kScales).name + "' must be given" + WithFormat() + ", but is left out");
       }
       for (const OfLayer input : {kScales, kGlobalScale, kZeroPoints}) {
-        if (!inputs_[layer + input] || (nvfp4() && input != kZeroPoints)) continue;
+        if (!inputs_[layer + input] || Takes(input)) continue;
         throw Error("input '" + Spec(layer + input).name + "' must be left out" + WithFormat() + ", but is given");
       }
     }
@@ -50,15 +71,33 @@ class Checker {
     for (const size_t input : {kFc1 + kBias, kFc2 + kBias, kResidual}) {
       if (inputs_[input]) CheckSameType(Spec(input), inputs_[input]->type, Spec(kX), x);
     }
-    for (const size_t input : {size_t{kFc1}, kFc2}) {
-      const ONNXTensorElementDataType type = inputs_[input]->type;
-      if (!nvfp4()) {
-        CheckSameType(Spec(input), type, Spec(kX), x);
-      } else if (type != ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8) {
-        throw Error("input '" + Spec(input).name + "' must have type uint8" + WithFormat() + ", but has " +
-                    TypeName(type));
+    for (const size_t layer : {size_t{kFc1}, kFc2}) {
+      if (dense()) {
+        CheckSameType(Spec(layer), inputs_[layer]->type, Spec(kX), x);
+        continue;
+      }
+      CheckTypeOfFormat(layer,
+                        fp8() ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN : ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8);
+      if (Takes(kZeroPoints)) {
+        CheckSameType(Spec(layer + kScales), inputs_[layer + kScales]->type, Spec(kX), x);
+      } else {
+        CheckTypeOfFormat(layer + kScales, ScaleType());
       }
     }
+  }
+
+  // Of the formats whose scales do not follow x.
+  ONNXTensorElementDataType ScaleType() const {
+    if (fp8()) return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    return config_.weight_format == WeightFormat::kMxfp4 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
+                                                         : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN;
+  }
+
+  void CheckTypeOfFormat(size_t input, ONNXTensorElementDataType expected) const {
+    const ONNXTensorElementDataType type = inputs_[input]->type;
+    if (type == expected) return;
+    throw Error("input '" + Spec(input).name + "' must have type " + TypeName(expected) + WithFormat() + ", but has " +
+                TypeName(type));
   }
 
   void TakeSizes() {
@@ -85,13 +124,13 @@ class Checker {
   }
 
   void CheckSizes() const {
-    const auto refuse = [](const std::string& what, int64_t size, int64_t divisor) {
+    const auto refuse = [this](const std::string& what, int64_t size, int64_t divisor) {
       if (size == 0) throw Error(what + " must be at least 1, but is 0");
       if (size < 0 || size % divisor == 0) return;
-      throw Error(what + " must be a multiple of " + std::to_string(divisor) + " with weight_format = nvfp4, but is " +
+      throw Error(what + " must be a multiple of " + std::to_string(divisor) + WithFormat() + ", but is " +
                   std::to_string(size));
     };
-    const int64_t block = nvfp4() ? kNvfp4Block : 1;
+    const int64_t block = fp8() ? 1 : config_.scale_block();
     refuse("the last dimension of input 'weights', K,", sizes_.k, 1);
     refuse("the first dimension of input 'fc1_weights', E,", sizes_.experts, 1);
     refuse("the last dimension of input 'x', H,", sizes_.hidden, block);
@@ -128,10 +167,13 @@ class Checker {
   }
 
   void CheckLayer(size_t layer, int64_t rows, int64_t depth) const {
-    const auto along = [&](int64_t size) { return depth < 0 ? -1 : depth / size; };
-    CheckInput(layer + kMatrix, {sizes_.experts, rows, along(nvfp4() ? 2 : 1)});
-    CheckInput(layer + kScales, {sizes_.experts, rows, along(kNvfp4Block)});
+    const auto divided = [](int64_t size, int64_t divisor) { return size < 0 ? -1 : (size + divisor - 1) / divisor; };
+    const int64_t block = config_.scale_block();
+    const int64_t blocks = divided(depth, block);
+    CheckInput(layer + kMatrix, {sizes_.experts, rows, divided(depth, config_.nibbles() ? 2 : 1)});
+    CheckInput(layer + kScales, {sizes_.experts, fp8() ? divided(rows, block) : rows, blocks});
     CheckInput(layer + kGlobalScale, {sizes_.experts});
+    CheckInput(layer + kZeroPoints, {sizes_.experts, rows, divided(blocks, config_.nibbles() ? 2 : 1)});
     CheckInput(layer + kBias, {sizes_.experts, rows});
   }
 
@@ -167,8 +209,11 @@ std::vector<TensorSpec> ExpertsInputSpecs() {
   for (const std::string layer : {"fc1_", "fc2_"}) {
     std::vector<ONNXTensorElementDataType> matrix = ActivationTypes();
     matrix.push_back(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8);
+    matrix.push_back(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN);
+    std::vector<ONNXTensorElementDataType> scales = ActivationTypes();
+    scales.insert(scales.begin(), {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8});
     specs.push_back({layer + "weights", matrix});
-    specs.push_back({layer + "scales", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN}, true});
+    specs.push_back({layer + "scales", scales, true});
     specs.push_back({layer + "global_scale", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true});
     specs.push_back({layer + "zero_points", {ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8}, true});
     specs.push_back({layer + "bias", ActivationTypes(), true});

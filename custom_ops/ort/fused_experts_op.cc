@@ -11,6 +11,8 @@ namespace {
 
 using namespace experts_input;
 
+std::vector<AttributeValue> BlockSizes() { return {int64_t{0}, int64_t{16}, int64_t{32}, int64_t{64}, int64_t{128}}; }
+
 // The order of choices is that of the enumerations in kernels/fused_experts.h.
 OpSpec MakeSpec() {
   OpSpec spec;
@@ -18,7 +20,8 @@ OpSpec MakeSpec() {
   spec.inputs = ExpertsInputSpecs();
   spec.outputs = {{"y", ActivationTypes()}};
   spec.attributes = {
-      {"weight_format", AttributeKind::kString, Words({"dense", "nvfp4"})},
+      {"weight_format", AttributeKind::kString, Words({"dense", "nvfp4", "mxfp4", "int4", "int8", "fp8"})},
+      {"block_size", AttributeKind::kInt, BlockSizes()},
       {"activation", AttributeKind::kString, Words({"silu", "gelu", "gelu_tanh", "relu", "relu2", "identity"})},
       {"gated", AttributeKind::kInt, Flag()},
       {"gate_layout", AttributeKind::kString, Words({"concat", "interleaved"})},
@@ -33,6 +36,7 @@ OpSpec MakeSpec() {
 ExpertsConfig ReadConfig(const Node& node) {
   ExpertsConfig config;
   config.weight_format = static_cast<WeightFormat>(node.Choice("weight_format"));
+  config.block_size = node.Int("block_size");
   config.activation = static_cast<Activation>(node.Choice("activation"));
   config.gated = node.Int("gated") != 0;
   config.gate_layout = static_cast<GateLayout>(node.Choice("gate_layout"));
@@ -60,7 +64,11 @@ FusedExpertsOp::FusedExpertsOp(const Node& node, Device device)
     : config_(ReadConfig(node)),
       device_(device),
       has_maps_(HasRoutingMaps("input", [&](size_t i) { return node.HasInput(kMaps + i); })) {
-  if (device == Device::kCuda) scratch_.emplace(node);
+  if (device == Device::kCuda) {
+    const std::string refusal = CheckExpertsOnCuda(config_);
+    if (!refusal.empty()) throw Error(refusal);
+    scratch_.emplace(node);
+  }
   ExpertsInputs inputs;
   for (size_t i = 0; i < kCount; ++i) {
     if (!node.HasInput(i)) continue;

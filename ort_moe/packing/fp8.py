@@ -21,7 +21,7 @@ from ort_moe.packing import arrays, checks
 BLOCK_SIZES = (16, 32, 64, 128)
 """Rows, and weights along D, that may share a scale."""
 
-WEIGHT_DTYPE = np.dtype(ml_dtypes.float8_e4m3fn)
+WEIGHT_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the weights are."""
 
 _E4M3_MAX = 448.0

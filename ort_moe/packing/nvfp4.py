@@ -23,7 +23,7 @@ from ort_moe.packing import arrays, checks
 BLOCK = 16
 """Weights along D that share a scale."""
 
-SCALE_DTYPE = np.dtype(ml_dtypes.float8_e4m3fn)
+SCALE_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the scales of blocks are."""
 
 _E4M3_MAX = 448.0

@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import AttributeValue
-from ort_moe.packing import nvfp4
+from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.dtypes import check_activation, check_array
 
 Float64Array = npt.NDArray[np.float64]
 
 _OP = "FusedExperts"
+_NIBBLES = ("nvfp4", "mxfp4", "int4")
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -27,15 +28,20 @@ class ExpertLayer(NamedTuple):
     """One of the two layers for all experts, N rows with D elements along the reduction.
 
     Attributes:
-        weights: dense: (E, N, D) of the type of x; nvfp4: uint8 (E, N, D / 2).
-        scales: nvfp4: float8_e4m3fn (E, N, D / 16).
-        global_scale: nvfp4: (E) float32; None counts as 1.
+        weights: dense: (E, N, D) of the type of x; nvfp4, mxfp4, int4: uint8 (E, N, D / 2); int8: uint8 (E, N, D); fp8:
+            float8_e4m3fn (E, N, D).
+        scales: nvfp4: float8_e4m3fn (E, N, D / 16); mxfp4: uint8 (E, N, D / 32); int4, int8: of the type of x
+            (E, N, D / block_size); fp8: float32 (E, ceil(N / block_size), ceil(D / block_size)).
+        global_scale: nvfp4, mxfp4: (E) float32; None counts as 1.
+        zero_points: int4: uint8 (E, N, ceil(D / block_size / 2)); int8: uint8 (E, N, D / block_size); None counts as 8
+            or 128.
         bias: (E, N) of the type of x.
     """
 
     weights: npt.NDArray[Any]
     scales: npt.NDArray[Any] | None = None
     global_scale: npt.NDArray[np.float32] | None = None
+    zero_points: npt.NDArray[np.uint8] | None = None
     bias: npt.NDArray[Any] | None = None
 
 
@@ -67,7 +73,7 @@ def fused_experts(
     """
     config = ExpertsConfig.from_attributes(attributes)
     _check(config, x, weights, indices, fc1, fc2, residual)
-    first, second = _dense(config, fc1), _dense(config, fc2)
+    first, second = dense_weights(config, fc1), dense_weights(config, fc2)
     *leading, hidden = x.shape
     tokens, k = int(np.prod(leading, dtype=np.int64)), weights.shape[-1]
     y = np.zeros((tokens, hidden), np.float64)
@@ -119,13 +125,24 @@ def _bias(layer: ExpertLayer, expert: int) -> Float64Array | float:
     return 0.0 if layer.bias is None else layer.bias[expert].astype(np.float64)
 
 
-def _dense(config: ExpertsConfig, layer: ExpertLayer) -> Float64Array:
+def dense_weights(config: ExpertsConfig, layer: ExpertLayer) -> Float64Array:
     """The weights that a layer stands for, (E, N, D)."""
+    weights, scales = layer.weights, layer.scales
     if config.weight_format == "dense":
-        return layer.weights.astype(np.float64)
-    assert layer.scales is not None  # checked
-    global_scale = np.ones(len(layer.weights), np.float32) if layer.global_scale is None else layer.global_scale
-    return nvfp4.dequantize(nvfp4.Nvfp4(layer.weights, layer.scales, global_scale), np.float64)
+        return weights.astype(np.float64)
+    assert scales is not None  # checked
+    global_scale = np.ones(len(weights), np.float32) if layer.global_scale is None else layer.global_scale
+    match config.weight_format:
+        case "nvfp4":
+            return nvfp4.dequantize(nvfp4.Nvfp4(weights, scales, global_scale), np.float64)
+        case "mxfp4":
+            return mxfp4.dequantize(mxfp4.Mxfp4(weights, scales, global_scale), np.float64)
+        case "fp8":
+            return fp8.dequantize(fp8.Fp8(weights, scales, config.block_size), np.float64)
+        case "int4" | "int8" as weight_format:
+            packed = integers.Integers(weights, scales, layer.zero_points, weight_format, config.block_size)
+            return integers.dequantize(packed, np.float64)
+    raise AssertionError(config.weight_format)
 
 
 def _check(
@@ -169,18 +186,48 @@ def _check_layer(
     experts, rows, depth = shape
     if layer.bias is not None:
         check_array(_OP, f"{name}_bias", layer.bias, dtype, (experts, rows))
-    if config.weight_format == "dense":
-        check_array(_OP, f"{name}_weights", layer.weights, dtype, shape)
-        for part, value in (("scales", layer.scales), ("global_scale", layer.global_scale)):
-            if value is not None:
-                raise ValueError(f"{_OP}: input '{name}_{part}' must be left out with weight_format = dense")
-        return
-    if depth % nvfp4.BLOCK:
+    for part, value, takes in (
+        ("scales", layer.scales, config.weight_format != "dense"),
+        ("global_scale", layer.global_scale, config.weight_format in ("nvfp4", "mxfp4")),
+        ("zero_points", layer.zero_points, config.weight_format in ("int4", "int8")),
+    ):
+        if value is not None and not takes:
+            raise ValueError(f"{_OP}: input '{name}_{part}' must be left out {config.with_format}")
+        if value is None and part == "scales" and takes:
+            raise ValueError(f"{_OP}: input '{name}_scales' must be given {config.with_format}")
+    if depth % config.depth_multiple:
         size = "H" if name == "fc1" else "I"
-        raise ValueError(f"{_OP}: {size} must be a multiple of 16 with weight_format = nvfp4, but is {depth}")
-    if layer.scales is None:
-        raise ValueError(f"{_OP}: input '{name}_scales' must be given with weight_format = nvfp4")
-    check_array(_OP, f"{name}_weights", layer.weights, np.uint8, (experts, rows, depth // 2))
-    check_array(_OP, f"{name}_scales", layer.scales, nvfp4.SCALE_DTYPE, (experts, rows, depth // nvfp4.BLOCK))
+        raise ValueError(
+            f"{_OP}: {size} must be a multiple of {config.depth_multiple} {config.with_format}, but is {depth}"
+        )
+    width = depth // 2 if config.weight_format in _NIBBLES else depth
+    check_array(_OP, f"{name}_weights", layer.weights, _weights_dtype(config, dtype), (experts, rows, width))
+    blocks = (experts, rows, depth // config.scale_block)
+    if config.weight_format == "fp8":
+        blocks = (experts, -(-rows // config.block_size), -(-depth // config.block_size))
+    if layer.scales is not None:
+        check_array(_OP, f"{name}_scales", layer.scales, _scales_dtype(config, dtype), blocks)
     if layer.global_scale is not None:
         check_array(_OP, f"{name}_global_scale", layer.global_scale, np.float32, (experts,))
+    if layer.zero_points is not None:
+        width = -(-blocks[2] // 2) if config.weight_format == "int4" else blocks[2]
+        check_array(_OP, f"{name}_zero_points", layer.zero_points, np.uint8, (experts, rows, width))
+
+
+def _weights_dtype(config: ExpertsConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """For x of `dtype`."""
+    if config.weight_format == "dense":
+        return dtype
+    return fp8.WEIGHT_DTYPE if config.weight_format == "fp8" else np.dtype(np.uint8)
+
+
+def _scales_dtype(config: ExpertsConfig, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """For x of `dtype`."""
+    match config.weight_format:
+        case "nvfp4":
+            return nvfp4.SCALE_DTYPE
+        case "mxfp4":
+            return np.dtype(np.uint8)
+        case "fp8":
+            return np.dtype(np.float32)
+    return dtype

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ort_moe.ops import ROUTING_MAPS
-from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
+from ort_moe.packing.arrays import pack_nibbles
+from ort_moe.reference.fused_experts import ExpertLayer, dense_weights
+from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
 from tests.op_models import assert_same_bits, op_model, op_session, run_op, run_session
 
 
@@ -25,31 +27,109 @@ def test_every_call_meets_the_reference(case: ExpertsCase, symbolic: bool) -> No
     case.check_each(run(case, symbolic=symbolic))
 
 
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a['activation']}{a['gated']}")
-def test_activations(activation: dict[str, Any], onnx_type: str, weight_format: str) -> None:
-    case = ExpertsCase((9,), 5, 2, 160, 96, onnx_type, weight_format, activation, has_bias=True, has_residual=True)
+def test_activations(activation: dict[str, Any], onnx_type: str, variant: str) -> None:
+    fields = {**VARIANTS[variant], "attributes": activation, "has_bias": True, "has_residual": True}
+    case = ExpertsCase((9,), 5, 2, 160, 96, onnx_type, **fields)
     case.check(run(case))
 
 
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
-@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
-def test_a_layer_of_real_width(onnx_type: str, weight_format: str) -> None:
-    case = ExpertsCase((3,), 3, 2, 2048, 384, onnx_type, weight_format)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_code_is_decoded_to_the_bits_of_its_value(variant: str) -> None:
+    """Unit vectors through one expert whose second layer is the unit matrix: y is the first layer, transposed."""
+    size = 160
+    attributes: dict[str, Any] = {"activation": "identity", "gated": 0}
+    case = ExpertsCase((size,), 1, 1, size, size, "float", **VARIANTS[variant], attributes=attributes)
+    rng = np.random.default_rng(0)
+    feeds = case.feeds
+    feeds["x"], feeds["weights"] = np.eye(size, dtype=np.float32), np.ones((size, 1), np.float32)
+    block = case.config.scale_block
+    match case.weight_format:
+        case "dense":
+            feeds["fc2_weights"] = np.eye(size, dtype=np.float32)[None]
+        case "int4" | "int8":
+            for name in ("fc1_weights", "fc1_zero_points"):
+                if name in feeds:
+                    feeds[name] = rng.integers(0, 256, feeds[name].shape, np.uint8)
+            unit = np.eye(size, dtype=np.float32)
+            feeds["fc2_scales"] = np.ones_like(feeds["fc2_scales"])
+            zero = 8 if case.weight_format == "int4" else 128
+            codes = (unit + zero).astype(np.uint8)
+            feeds["fc2_weights"] = (codes if zero == 128 else pack_nibbles(codes))[None]
+            if "fc2_zero_points" in feeds:
+                feeds["fc2_zero_points"] = np.full_like(feeds["fc2_zero_points"], 0x88 if zero == 8 else zero)
+        case "fp8":
+            values = np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF])  # but NaN
+            feeds["fc1_weights"] = rng.choice(values, (1, size, size)).view(ml_dtypes.float8_e4m3fn)
+            feeds["fc2_weights"] = np.eye(size, dtype=np.float32)[None].astype(ml_dtypes.float8_e4m3fn)
+            feeds["fc2_scales"] = np.ones_like(feeds["fc2_scales"])
+        case "nvfp4" | "mxfp4":
+            feeds["fc1_weights"] = rng.integers(0, 256, (1, size, size // 2), np.uint8)
+            feeds["fc2_weights"] = pack_nibbles(2 * np.eye(size, dtype=np.uint8))[None]
+            for layer in ("fc1", "fc2"):
+                feeds[f"{layer}_global_scale"] = np.ones(1, np.float32)
+            blocks = (1, size, size // block)
+            if case.weight_format == "nvfp4":
+                bits = rng.choice(np.arange(0x7F, dtype=np.uint8), blocks)  # from 0 and subnormal ones to 448
+                feeds["fc1_scales"] = bits.view(ml_dtypes.float8_e4m3fn)
+                feeds["fc2_scales"] = np.ones(blocks, ml_dtypes.float8_e4m3fn)
+            else:
+                feeds["fc1_scales"] = rng.integers(0, 253, blocks, np.uint8)  # above, codes may stand for infinity
+                feeds["fc1_scales"][0, :3] = np.array([[0], [1], [252]])
+                feeds["fc2_scales"] = np.full(blocks, 127, np.uint8)
+    layer = ExpertLayer(**{part: feeds.get(f"fc1_{part}") for part in ExpertLayer._fields})
+    expected = dense_weights(case.config, layer)[0].T.astype(np.float32)
+    np.testing.assert_array_equal(run(case), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outliers_zeros_and_blocks_of_equal_weights(variant: str) -> None:
+    case = ExpertsCase((9,), 5, 2, 160, 96, "float", **VARIANTS[variant], outliers=True)
+    case.check_each(run(case))
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "scales"),
+    [
+        ("mxfp4", np.full((4, 64, 1), 255, np.uint8)),
+        ("nvfp4", np.full((4, 64, 2), np.nan, ml_dtypes.float8_e4m3fn)),
+        ("int4", np.full((4, 64, 2), np.nan, np.float16)),
+        ("int8", np.full((4, 64, 2), np.nan, np.float16)),
+        ("fp8", np.full((4, 4, 2), np.nan, np.float32)),
+    ],
+)
+def test_experts_that_nobody_chose_are_not_read(weight_format: str, scales: Any) -> None:
+    case = ExpertsCase((6,), 4, 2, 32, 32, "float16", weight_format, choices="one_expert")
+    expected = run(case)
+    name = "fc1_scales"
+    scales[3] = case.feeds[name][3]
+    assert scales.shape == case.feeds[name].shape
+    assert_same_bits(run_op("FusedExperts", case.feeds | {name: scales}, case.all_attributes)["y"], expected)
+    scales[3] = scales[0]
+    assert np.isnan(run_op("FusedExperts", case.feeds | {name: scales}, case.all_attributes)["y"]).all()
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_a_layer_of_real_width(weight_format: str, block_size: int) -> None:
+    onnx_type = tuple(TOLERANCE)[FORMATS.index(weight_format) % 3]
+    case = ExpertsCase((3,), 3, 2, 2048, 384, onnx_type, weight_format, block_size=block_size)
     case.check(run(case))
 
 
 @pytest.mark.parametrize("has_maps", [False, True])
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("weight_format", FORMATS)
 def test_no_tokens(weight_format: str, has_maps: bool) -> None:
-    case = ExpertsCase((2, 0), 4, 2, 32, 16, "float16", weight_format, has_maps=has_maps, has_residual=True)
+    case = ExpertsCase((2, 0), 4, 2, 32, 32, "float16", weight_format, has_maps=has_maps, has_residual=True)
     assert run(case, symbolic=True).shape == (2, 0, 32)
 
 
-def test_a_token_alone_has_the_bits_that_it_has_among_others() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_alone_has_the_bits_that_it_has_among_others(variant: str) -> None:
     """The kernel's bits depend on no other row."""
-    case = ExpertsCase((37,), 5, 3, 96, 48, "bfloat16", "nvfp4", has_bias=True)
+    case = ExpertsCase((37,), 5, 3, 96, 64, "bfloat16", **VARIANTS[variant], has_bias=True)
     session = op_session(op_model("FusedExperts", case.feeds, case.all_attributes, symbolic=True))
     together = run_session(session, case.feeds)["y"]
     for token in (0, 17, 36):
@@ -57,7 +137,7 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others() -> None:
         assert_same_bits(run_session(session, case.feeds | alone)["y"], together[token : token + 1])
 
 
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
+@pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
 def test_finalize_routing_of_the_experts_rows_gives_the_same_bits(onnx_type: str, weight_format: str) -> None:
     case = ExpertsCase(
@@ -90,6 +170,10 @@ def refused(case: ExpertsCase, changed: dict[str, Any], attributes: dict[str, An
 
 DENSE = ExpertsCase((5,), 4, 2, 32, 16, "float16", has_bias=True, has_residual=True, has_maps=True)
 NVFP4 = ExpertsCase((5,), 4, 2, 32, 16, "float16", "nvfp4", has_bias=True)
+MXFP4 = ExpertsCase((5,), 4, 2, 64, 32, "float16", "mxfp4")
+INT4 = ExpertsCase((5,), 4, 2, 48, 16, "float16", "int4", has_zero_points=True)
+INT8 = ExpertsCase((5,), 4, 2, 64, 32, "float16", "int8", has_zero_points=True, block_size=32)
+FP8 = ExpertsCase((5,), 4, 2, 20, 10, "float16", "fp8")
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
@@ -127,6 +211,25 @@ NVFP4 = ExpertsCase((5,), 4, 2, 32, 16, "float16", "nvfp4", has_bias=True)
             r"'fc1_scales' must have shape \[4, 32, 2\], but has \[4, 32, 1\]",
         ),
         (NVFP4, {"fc2_global_scale": np.ones(3, np.float32)}, r"'fc2_global_scale' must have shape \[4\]"),
+        (MXFP4, {"fc1_weights": np.zeros((4, 64, 64), np.uint8)}, r"'fc1_weights' must have shape \[4, 64, 32\]"),
+        (MXFP4, {"fc1_scales": np.zeros((4, 64, 4), np.uint8)}, r"'fc1_scales' must have shape \[4, 64, 2\]"),
+        (MXFP4, {"fc1_global_scale": np.ones(1, np.float32)}, r"'fc1_global_scale' must have shape \[4\]"),
+        (INT4, {"fc1_weights": np.zeros((4, 32, 48), np.uint8)}, r"'fc1_weights' must have shape \[4, 32, 24\]"),
+        (INT4, {"fc1_scales": np.zeros((4, 32, 2), np.float16)}, r"'fc1_scales' must have shape \[4, 32, 3\]"),
+        (
+            INT4,  # one a byte
+            {"fc1_zero_points": np.zeros((4, 32, 3), np.uint8)},
+            r"'fc1_zero_points' must have shape \[4, 32, 2\], but has \[4, 32, 3\]",
+        ),
+        (INT8, {"fc2_weights": np.zeros((4, 64, 16), np.uint8)}, r"'fc2_weights' must have shape \[4, 64, 32\]"),
+        (INT8, {"fc1_zero_points": np.zeros((4, 64, 1), np.uint8)}, r"'fc1_zero_points' must have shape \[4, 64, 2\]"),
+        (
+            FP8,
+            {"fc2_weights": np.zeros((4, 10, 20), ml_dtypes.float8_e4m3fn)},
+            r"'fc2_weights' must have shape \[4, 20, 10\], but has \[4, 10, 20\]",
+        ),
+        (FP8, {"fc1_scales": np.zeros((4, 1, 2), np.float32)}, r"'fc1_scales' must have shape \[4, 2, 2\]"),
+        (FP8, {"fc2_scales": np.zeros((4, 1, 2), np.float32)}, r"'fc2_scales' must have shape \[4, 2, 1\]"),
     ],
 )
 def test_wrong_shapes_are_refused(case: ExpertsCase, changed: dict[str, Any], message: str, symbolic: bool) -> None:
@@ -172,6 +275,15 @@ def test_sizes_that_the_format_cannot_hold_are_refused(symbolic: bool) -> None:
         Exception, match=r"last dimension of input 'x', H, must be a multiple of 16 .* nvfp4, but is 24"
     ):
         refused(NVFP4, narrow, {}, symbolic)
+    for case, divisor, named in (
+        (MXFP4, 32, "mxfp4"),
+        (INT4, 16, "int4 and block_size = 16"),
+        (INT8, 32, "int8 and block_size = 32"),
+    ):
+        with pytest.raises(
+            Exception, match=f"H, must be a multiple of {divisor} with weight_format = {named}, but is 24"
+        ):
+            refused(case, narrow, {}, symbolic)
     thin = {"fc1_weights": np.zeros((4, 48, 16), np.uint8)}
     with pytest.raises(Exception, match=r"half the second dimension of input 'fc1_weights', I, must be .* but is 24"):
         refused(NVFP4, thin, {}, symbolic)
@@ -204,7 +316,43 @@ def test_sizes_that_the_format_cannot_hold_are_refused(symbolic: bool) -> None:
         (
             NVFP4,
             {"fc1_scales": np.zeros((4, 32, 2), np.uint8)},
-            "'fc1_scales' must have type float8e4m3fn, but has uint8",
+            "'fc1_scales' must have type float8e4m3fn with weight_format = nvfp4, but has uint8",
+        ),
+        (
+            NVFP4,
+            {"fc1_zero_points": np.zeros((4, 32, 2), np.uint8)},
+            "'fc1_zero_points' must be left out with weight_format = nvfp4, but is given",
+        ),
+        (
+            MXFP4,
+            {"fc1_scales": np.zeros((4, 64, 2), ml_dtypes.float8_e4m3fn)},
+            "'fc1_scales' must have type uint8 with weight_format = mxfp4, but has float8e4m3fn",
+        ),
+        (MXFP4, {"fc2_scales": None}, "'fc2_scales' must be given with weight_format = mxfp4, but is left out"),
+        (
+            INT4,
+            {"fc1_scales": INT4.feeds["fc1_scales"].astype(np.float32)},
+            "'fc1_scales' must have type float16 as 'x' has",
+        ),
+        (
+            INT8,
+            {"fc1_global_scale": np.ones(4, np.float32)},
+            "'fc1_global_scale' must be left out with weight_format = int8 and block_size = 32, but is given",
+        ),
+        (
+            FP8,
+            {"fc1_weights": FP8.feeds["fc1_weights"].view(np.uint8)},
+            "'fc1_weights' must have type float8e4m3fn with weight_format = fp8 .*, but has uint8",
+        ),
+        (
+            FP8,
+            {"fc2_scales": FP8.feeds["fc2_scales"].astype(np.float16)},
+            "'fc2_scales' must have type float with weight_format = fp8 .*, but has float16",
+        ),
+        (
+            FP8,
+            {"fc1_zero_points": np.zeros((4, 1, 2), np.uint8)},
+            "'fc1_zero_points' must be left out with weight_format = fp8 and block_size = 16, but is given",
         ),
     ],
 )
@@ -217,7 +365,10 @@ def test_a_session_refuses_wrong_inputs(case: ExpertsCase, changed: dict[str, An
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"weight_format": "mxfp4"}, "'weight_format' must be 'dense' or 'nvfp4', but is 'mxfp4'"),
+        ({"weight_format": "int3"}, "'weight_format' must be 'dense', .* or 'fp8', but is 'int3'"),
+        ({"weight_format": "fp8"}, "'block_size' must be 16, 32, 64 or 128 with weight_format = fp8, but is 0"),
+        ({"block_size": 16}, "'block_size' must be 0 with weight_format = dense, but is 16"),
+        ({"block_size": 48}, "'block_size' must be 0, 16, 32, 64 or 128, but is 48"),
         ({"activation": "swish"}, "'activation' must be 'silu', .* or 'identity', but is 'swish'"),
         ({"activation": "relu", "alpha": 2.0}, "'alpha' must be 1 unless activation = silu, but is 2"),
         ({"gated": 0, "beta": 1.0}, "'beta' must be 0 with gated = 0, but is 1"),

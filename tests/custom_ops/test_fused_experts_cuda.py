@@ -17,6 +17,7 @@ from ort_moe import kernels
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ROUTING_MAPS
 from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
+from tests.experts_cases import FORMATS as ALL_FORMATS
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
 
@@ -102,7 +103,7 @@ def launch(case: ExpertsCase) -> Array:
 @st.composite
 def fast_cases(draw: st.DrawFn) -> ExpertsCase:
     """Calls that take the tensor cores."""
-    case = draw(experts_cases(HALVES))
+    case = draw(experts_cases(HALVES, FORMATS))
     sizes = st.sampled_from((64, 128, 192, 320, 576, 640) if case.weight_format == "nvfp4" else (32, 64, 96, 320, 640))
     leading = draw(st.sampled_from((case.leading, (40,), (70,))))
     # Without global scales weights are large, and squares leave float16's range.
@@ -119,7 +120,7 @@ def test_every_call_on_tensor_cores(case: ExpertsCase) -> None:
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(experts_cases())
+@given(experts_cases(formats=FORMATS))
 def test_every_call(case: ExpertsCase) -> None:
     case.check_each(launch(case))
 
@@ -262,3 +263,13 @@ def test_sessions_and_graph_replays_give_the_launchers_bits(case: ExpertsCase) -
             session.run_with_iobinding(binding)
             got = y.numpy()[: case.feeds["x"].nbytes].view(case.feeds["x"].dtype).reshape(shape)
             assert_same_bits(got, launcher())
+
+
+@pytest.mark.parametrize("weight_format", [name for name in ALL_FORMATS if name not in FORMATS])
+def test_formats_without_a_kernel_are_refused(weight_format: str) -> None:
+    case = ExpertsCase((3,), 4, 2, 64, 64, "float16", weight_format)
+    sentence = f"weight_format '{weight_format}' has no CUDA kernel yet"
+    with pytest.raises(Exception, match=f"FusedExperts node 'node': {sentence}"):
+        op_session(op_model("FusedExperts", case.feeds, case.all_attributes), ["CUDAExecutionProvider"])
+    with pytest.raises(RuntimeError, match=sentence):
+        launch(case)

@@ -88,11 +88,10 @@ def test_contrib_nodes(tmp_path: Path) -> None:
     assert layer.bytes_per_token == 2 * (8 * 16 + 8 * 8) * 4
 
 
-@pytest.mark.parametrize("has_maps", [False, True])
-def test_our_experts(tmp_path: Path, has_maps: bool) -> None:
-    case = ExpertsCase((3,), 4, 2, 32, 16, weight_format="nvfp4", has_bias=True, has_maps=has_maps)
+def our_experts(case: ExpertsCase) -> onnx.ModelProto:
+    """A FusedRouter and the FusedExperts of a case, whose weights are constants."""
     constants = {name: array for name, array in case.feeds.items() if name.startswith("fc")}
-    maps = [tensor.name for tensor in ROUTING_MAPS] if has_maps else []
+    maps = [tensor.name for tensor in ROUTING_MAPS] if case.has_maps else []
     router = helper.make_node("FusedRouter", ["logits"], ["weights", "indices", *maps], "router", domain=DOMAIN)
     names = ["x", "weights", "indices", *maps, *constants]
     inputs = [tensor.name if tensor.name in names else "" for tensor in FUSED_EXPERTS.inputs]
@@ -110,11 +109,24 @@ def test_our_experts(tmp_path: Path, has_maps: bool) -> None:
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
-    path = save(helper.make_model(graph, ir_version=10, opset_imports=opsets), tmp_path / "model.onnx")
+    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
+
+
+@pytest.mark.parametrize("has_maps", [False, True])
+def test_our_experts(tmp_path: Path, has_maps: bool) -> None:
+    case = ExpertsCase((3,), 4, 2, 32, 16, weight_format="nvfp4", has_bias=True, has_maps=has_maps)
+    path = save(our_experts(case), tmp_path / "model.onnx")
     (layer,) = inspect(path).layers
     assert (layer.node, layer.experts, layer.k, layer.all_experts) == ("router", 4, 2, False)
     assert [weight.shape for weight in layer.weights] == [(4, 32, 16), (4, 32, 2), (4, 32, 8), (4, 32, 1)]
     assert layer.bytes_per_token == 2 * 32 * (16 + 2 + 8 + 1)
+
+
+def test_zero_points_of_our_experts_are_read_too(tmp_path: Path) -> None:
+    case = ExpertsCase((3,), 4, 2, 32, 32, weight_format="int8", has_zero_points=True)
+    model = our_experts(case)
+    (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
+    assert layer.bytes_per_token == 2 * (64 + 32) * (32 + 2 * 4 + 2)
 
 
 def test_blockers_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from onnx import TensorProto, defs, shape_inference
 
 from ort_moe.ops import DOMAIN, OPS, ROUTING_MAPS, VERSION, Op
 from ort_moe.schemas import register_schemas
-from tests.experts_cases import ExpertsCase
+from tests.experts_cases import VARIANTS, ExpertsCase
 from tests.finalize_cases import FinalizeCase
 from tests.op_models import element_type, op_model
 from tests.router_models import router_model
@@ -156,9 +156,9 @@ def test_finalized_tokens_have_the_type_and_the_columns_of_the_rows(onnx_type: s
     assert inferred(symbolic) == {"y": (expected, ["weights_0", "weights_1", "expert_output_1"])}
 
 
-@pytest.mark.parametrize("weight_format", ["dense", "nvfp4"])
-def test_experts_keep_type_and_shape(weight_format: str) -> None:
-    case = ExpertsCase((2, 3), 4, 2, 32, 16, "float16", weight_format, has_maps=True, has_bias=True)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_experts_keep_type_and_shape(variant: str) -> None:
+    case = ExpertsCase((2, 3), 4, 2, 32, 32, "float16", **VARIANTS[variant], has_maps=True, has_bias=True)
     model = op_model("FusedExperts", case.feeds, case.all_attributes)
     model.graph.output[0].type.tensor_type.shape.CopyFrom(model.graph.input[0].type.tensor_type.shape)
     onnx.checker.check_model(model, full_check=True)

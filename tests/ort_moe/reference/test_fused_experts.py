@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.packing import nvfp4
+from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, activate, fused_experts
 
 RNG = np.random.default_rng(0)
@@ -19,6 +19,7 @@ WEIGHTS = RNG.random((T, K)).astype(np.float32)
 INDICES = RNG.integers(0, E, (T, K)).astype(np.int32)
 FC1 = ExpertLayer(RNG.normal(0.0, 0.3, (E, 2 * I, H)).astype(np.float32), bias=np.ones((E, 2 * I), np.float32))
 FC2 = ExpertLayer(RNG.normal(0.0, 0.3, (E, H, I)).astype(np.float32), bias=np.ones((E, H), np.float32))
+INTEGER_FORMATS: tuple[tuple[Literal["int4", "int8"], bool], ...] = (("int4", False), ("int8", True))
 SWIGLU: dict[str, Any] = {"activation": "silu", "gated": 1}
 
 
@@ -65,12 +66,45 @@ def test_ids_outside_contribute_nothing_and_equal_ids_are_separate() -> None:
     np.testing.assert_allclose(twice, once, rtol=1e-6)
 
 
-def test_nvfp4_is_its_dequantised_weights() -> None:
-    packed = [nvfp4.quantize(layer.weights) for layer in (FC1, FC2)]
-    dense = [ExpertLayer(nvfp4.dequantize(layer)) for layer in packed]
-    expected = fused_experts(X, WEIGHTS, INDICES, *dense, **SWIGLU)
-    got = fused_experts(X, WEIGHTS, INDICES, *(ExpertLayer(*p) for p in packed), **SWIGLU, weight_format="nvfp4")
+NVFP4 = [nvfp4.quantize(layer.weights) for layer in (FC1, FC2)]
+MXFP4 = mxfp4.quantize(np.tile(FC1.weights, 2)), mxfp4.quantize(np.repeat(FC2.weights, 2, axis=1))
+INTEGERS = {
+    name: [integers.quantize(layer.weights, name, 16, symmetric=symmetric) for layer in (FC1, FC2)]
+    for name, symmetric in INTEGER_FORMATS
+}
+FP8 = [fp8.quantize(layer.weights, 32) for layer in (FC1, FC2)]
+PACKED: dict[str, Any] = {
+    "nvfp4": ([ExpertLayer(*p) for p in NVFP4], [nvfp4.dequantize(p) for p in NVFP4], 0),
+    "mxfp4": ([ExpertLayer(*p) for p in MXFP4], [mxfp4.dequantize(p) for p in MXFP4], 0),
+    "fp8": ([ExpertLayer(p.weights, p.scales) for p in FP8], [fp8.dequantize(p) for p in FP8], 32),
+    **{
+        name: (
+            [ExpertLayer(p.weights, p.scales, zero_points=p.zero_points) for p in packed],
+            [integers.dequantize(p) for p in packed],
+            16,
+        )
+        for name, packed in INTEGERS.items()
+    },
+}
+"""By format: the two layers, the weights they stand for, and the block size."""
+
+
+@pytest.mark.parametrize("weight_format", PACKED)
+def test_packed_weights_are_what_they_are_dequantised_to(weight_format: str) -> None:
+    layers, dense, block_size = PACKED[weight_format]
+    x = np.tile(X, 2) if weight_format == "mxfp4" else X
+    expected = fused_experts(x, WEIGHTS, INDICES, *map(ExpertLayer, dense), **SWIGLU)
+    attributes: dict[str, Any] = SWIGLU | {"weight_format": weight_format, "block_size": block_size}
+    got = fused_experts(x, WEIGHTS, INDICES, *layers, **attributes)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_global_scales_of_mxfp4_multiply() -> None:
+    layers, _, _ = PACKED["mxfp4"]
+    doubled = [layer._replace(global_scale=np.full(E, 2.0, np.float32)) for layer in layers]
+    identity: dict[str, Any] = {"activation": "identity", "gated": 1, "weight_format": "mxfp4"}
+    once = fused_experts(np.tile(X, 2), WEIGHTS, INDICES, *layers, **identity)
+    np.testing.assert_allclose(fused_experts(np.tile(X, 2), WEIGHTS, INDICES, *doubled, **identity), 8 * once)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +141,27 @@ def test_activations_by_hand(attributes: dict[str, Any], expected: float) -> Non
         ),
         ({"fc1": FC1._replace(global_scale=np.ones(E, np.float32))}, {}, "'fc1_global_scale' must be left out"),
         ({}, {"weight_format": "nvfp4"}, "'fc1_scales' must be given with weight_format = nvfp4"),
+        ({}, {"weight_format": "int4", "block_size": 16}, "'fc1_scales' must be given with weight_format = int4 and"),
+        (
+            {"fc1": FC1._replace(zero_points=np.zeros((E, 2 * I, 1), np.uint8))},
+            {},
+            "'fc1_zero_points' must be left out with weight_format = dense",
+        ),
+        (
+            {"fc1": FC1._replace(scales=np.ones((E, 2 * I, 1), np.uint8))},
+            {"weight_format": "mxfp4"},
+            "H must be a multiple of 32 with weight_format = mxfp4, but is 16",
+        ),
+        (
+            {"fc1": PACKED["int4"][0][0]._replace(zero_points=np.zeros((E, 2 * I, 2), np.uint8))},
+            {"weight_format": "int4", "block_size": 16},
+            r"'fc1_zero_points' must be uint8 of shape \(4, 64, 1\)",
+        ),
+        (
+            {"fc1": PACKED["fp8"][0][0]},
+            {"weight_format": "fp8", "block_size": 16},
+            r"'fc1_scales' must be float32 of shape \(4, 4, 1\), but is float32 of shape \(4, 2, 1\)",
+        ),
         ({"weights": WEIGHTS[:, :0], "indices": INDICES[:, :0]}, {}, "K must be at least 1, but is 0"),
         ({"fc1": FC1._replace(weights=FC1.weights[:, :0])}, {}, "I must be at least 1, but is 0"),
     ],
