@@ -1,4 +1,4 @@
-"""INT4 and INT8 packing: nearest codes, zero points, round trips, refusals."""
+"""INT4 and INT8 packing: nearest codes, zero points, round trips, refusals, and ORT's own QMoE as an outside oracle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ort_moe.packing import integers
+from ort_moe.packing.arrays import pack_nibbles
+from tests.experts_cases import ExpertsCase
+from tests.qmoe_models import SWIGLU, error_beside_qmoe, qmoe_runs
 
 Format = Literal["int4", "int8"]
 FORMATS: tuple[Format, ...] = ("int4", "int8")
@@ -226,3 +229,59 @@ QMOE = integers.to_qmoe(LAYER)
 def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"(int4|int8|integers): .*{message}"):
         call()
+
+
+@pytest.mark.skipif(not qmoe_runs(), reason="QMoE runs unpacked weights on the CPU from ONNX Runtime 1.32 on")
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 0])
+@pytest.mark.parametrize("has_zero_points", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_onnxruntimes_own_qmoe_agrees(weight_format: Format, has_zero_points: bool, block_size: int) -> None:
+    """Layout, scales, zero points, activation and weighted sum, by someone else's kernel.
+
+    Behind blocks of 8-bit weights it rounds activations to 8 bits, which costs a hundredth.
+    """
+    tolerance = 0.02 if weight_format == "int8" and block_size else 1e-6
+    bits = 4 if weight_format == "int4" else 8
+    case = ExpertsCase(
+        (7,),
+        4,
+        2,
+        256,
+        128,
+        "float",
+        weight_format,
+        SWIGLU,
+        has_bias=True,
+        has_zero_points=has_zero_points,
+        block_size=block_size or 128,
+    )
+    layers = {}
+    for name, rows, depth in (("fc1", 256, 256), ("fc2", 256, 128)):
+        floats = random_weights((4, rows, depth), depth)
+        if block_size:
+            layer = integers.quantize(floats, weight_format, block_size, symmetric=not has_zero_points)
+            qmoe = integers.to_qmoe(layer)
+        else:  # a scale for a row
+            qmoe = row_wise(floats, weight_format, symmetric=not has_zero_points)
+            layer = integers.from_qmoe(*qmoe, weight_format, 128)
+        parts = ("weights", "scales", "zero_points")
+        layers[name] = {p: value for p, value in zip(parts, qmoe, strict=True) if value is not None}
+        case.feeds.update({f"{name}_{p}": getattr(layer, p) for p in layers[name]})
+    quantization = {"quant_type": "int", "expert_weight_bits": bits, "weights_prepacked": 0}
+    if block_size:
+        quantization["block_size"] = block_size
+    assert error_beside_qmoe(case, layers, **quantization) < tolerance
+
+
+def row_wise(weights: Any, weight_format: Format, *, symmetric: bool) -> tuple[Any, Any, Any]:
+    """Weights, scales (E, N) and zero points packed along N, as a QMoE without a block size has them."""
+    last = 15 if weight_format == "int4" else 255
+    ends = weights.max(axis=-1), weights.min(axis=-1)
+    scales = np.maximum(ends[0], -ends[1]) / (last // 2) if symmetric else (ends[0] - ends[1]) / last
+    zeros = np.full(scales.shape, (last + 1) // 2) if symmetric else np.rint(-ends[1] / scales)
+    codes = np.clip(np.rint(weights / scales[..., None]) + zeros[..., None], 0, last).astype(np.uint8)
+
+    def packed(values: Any) -> Any:
+        return pack_nibbles(values) if weight_format == "int4" else values
+
+    return packed(codes), scales, None if symmetric else packed(zeros.astype(np.uint8))

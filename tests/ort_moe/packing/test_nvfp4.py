@@ -6,16 +6,14 @@ from typing import Any, Literal, cast
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 
 from ort_moe.packing import nvfp4
 from ort_moe.packing.arrays import E2M1
 from tests.experts_cases import ExpertsCase
-from tests.op_models import op_session, run_op, run_session
+from tests.qmoe_models import SWIGLU, error_beside_qmoe, qmoe_runs
 
 
 def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
@@ -165,70 +163,18 @@ def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
         call()
 
 
-def qmoe_model(case: ExpertsCase, logits: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """com.microsoft::QMoE with the weights of a case, packed along K."""
-    feeds = {"x": case.feeds["x"], "logits": logits}
-    for layer in ("fc1", "fc2"):
-        parts = (case.feeds[f"{layer}_{part}"] for part in ("weights", "scales", "global_scale"))
-        packed = nvfp4.to_qmoe(nvfp4.Nvfp4(*parts), "K")
-        feeds |= {f"{layer}_{part}": value for part, value in packed._asdict().items()}
-        feeds[f"{layer}_bias"] = case.feeds[f"{layer}_bias"]
-    inputs = ["x", "logits", "fc1_weights", "fc1_scales", "fc1_bias", "fc2_weights", "fc2_scales", "fc2_bias"]
-    inputs += [""] * 7 + ["fc1_global_scale", "fc2_global_scale"]
-    node = helper.make_node(
-        "QMoE",
-        inputs,
-        ["y"],
-        domain="com.microsoft",
-        k=case.k,
-        quant_type="nvfp4",
-        weights_prepacked=1,
-        block_size=16,
-        activation_type="swiglu",
-        swiglu_fusion=1,
-        swiglu_limit=case.attributes["limit"],
-        activation_alpha=case.attributes["alpha"],
-        activation_beta=case.attributes["beta"],
-        normalize_routing_weights=1,
-    )
-    types = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(ml_dtypes.float8_e4m3fn): TensorProto.FLOAT8E4M3FN}
-    constants = [
-        helper.make_tensor(name, types.get(value.dtype, TensorProto.FLOAT), value.shape, value.tobytes(), raw=True)
-        for name, value in feeds.items()
-        if name.startswith("fc")
-    ]
-    graph = helper.make_graph(
-        [node],
-        "qmoe",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, feeds[n].shape) for n in ("x", "logits")],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        constants,
-    )
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), {n: feeds[n] for n in ("x", "logits")}
-
-
-def qmoe_runs_nvfp4_on_the_cpu() -> bool:
-    import onnxruntime
-
-    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
-
-
-@pytest.mark.skipif(not qmoe_runs_nvfp4_on_the_cpu(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on")
+@pytest.mark.skipif(not qmoe_runs(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on")
 def test_onnxruntimes_own_qmoe_agrees() -> None:
     """Layout, scales, activation and weighted sum, by someone else's kernel.
 
     It rounds the product of the two scales to fewer digits, which powers of two as global scales survive, and takes
     gate and value interleaved alone.
     """
-    attributes = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
-    attributes |= {"alpha": 1.7, "beta": 1.0, "limit": 2.0}
-    case = ExpertsCase((7,), 4, 2, 64, 32, "float", "nvfp4", attributes, has_bias=True)
+    case = ExpertsCase((7,), 4, 2, 64, 32, "float", "nvfp4", SWIGLU, has_bias=True)
     for name in ("fc1_global_scale", "fc2_global_scale"):
         case.feeds[name] = np.exp2(np.round(np.log2(case.feeds[name])))
-    logits = np.random.default_rng(3).normal(0.0, 2.0, (7, 4)).astype(np.float32)
-    model, feeds = qmoe_model(case, logits)
-    expected = run_session(op_session(model), feeds)["y"]
-    routed = run_op("FusedRouter", {"logits": logits}, {"k": 2, "score": "softmax", "normalize": 1})
-    got = run_op("FusedExperts", case.feeds | routed, case.all_attributes)["y"]
-    assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
+    layers = {}
+    for layer in ("fc1", "fc2"):
+        parts = (case.feeds[f"{layer}_{part}"] for part in ("weights", "scales", "global_scale"))
+        layers[layer] = nvfp4.to_qmoe(nvfp4.Nvfp4(*parts), "K")._asdict()
+    assert error_beside_qmoe(case, layers, quant_type="nvfp4", weights_prepacked=1, block_size=16) < 1e-6
