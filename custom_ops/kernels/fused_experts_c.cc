@@ -69,7 +69,9 @@ ort_moe::ExpertsArgs ArgsOf(const OrtMoeFusedExpertsCall& call) {
 }  // namespace
 
 ORT_MOE_C_EXPORT int64_t ort_moe_fused_experts_scratch_bytes(const OrtMoeFusedExpertsCall* call) {
-  return static_cast<int64_t>(ort_moe::ExpertsScratchBytes(ConfigOf(*call), ArgsOf(*call)));
+  const ort_moe::ExpertsConfig config = ConfigOf(*call);
+  if (!ort_moe::CheckExpertsOnCuda(config).empty()) return 0;  // the launch refuses it
+  return static_cast<int64_t>(ort_moe::ExpertsScratchBytes(config, ArgsOf(*call)));
 }
 
 ORT_MOE_C_EXPORT const char* ort_moe_launch_fused_experts(const OrtMoeFusedExpertsCall* call, void* stream) {
