@@ -105,17 +105,23 @@ def from_checkpoint(
     Args:
         weights: `weight`, float8_e4m3fn or its bits as uint8, (N, D) of one expert, or (E, N, D).
         scales: `weight_scale_inv`, which multiplies: float32, float16 or bfloat16, (ceil(N / block_size),
-            ceil(D / block_size)) of one expert, or (E, ...).
+            ceil(D / block_size)) of one expert, or (E, ...); or one number for an expert, (E), or for all, (), which is
+            repeated for each block.
         block_size: `weight_block_size`, one number for both axes: 16, 32, 64 or 128.
         name: What errors call the weights.
 
     Raises:
         ValueError: They have other types or shapes.
     """
+    checks.check_word("fp8", "block_size", block_size, BLOCK_SIZES)
     stacked = weights[None] if weights.ndim == 2 else weights
     if stacked.dtype == np.uint8:
         stacked = stacked.view(WEIGHT_DTYPE)
     scales = scales[None] if scales.ndim == 2 else scales
+    if scales.ndim < 2 and stacked.ndim == 3 and scales.size in (1, len(stacked)):
+        experts, rows, depth = stacked.shape
+        blocks = (experts, -(-rows // block_size), -(-depth // block_size))
+        scales = np.broadcast_to(scales.reshape(-1, 1, 1), blocks)
     layer = Fp8(stacked, scales.astype(np.float32) if scales.dtype in checks.FLOATS else scales, block_size)
     check(layer, name)
     return layer

@@ -95,6 +95,15 @@ def test_tensors_of_a_checkpoint_are_taken_as_they_are() -> None:
         np.testing.assert_array_equal(fp8.dequantize(one)[0], fp8.dequantize(stacked)[0])
 
 
+@pytest.mark.parametrize("scales", [np.float32(0.5), np.full(1, 0.5, np.float32), np.array([0.5, 0.25], np.float32)])
+def test_scales_of_experts_are_repeated_for_blocks(scales: Any) -> None:
+    weights = random_weights((2, 40, 20)).astype(fp8.WEIGHT_DTYPE)
+    layer = fp8.from_checkpoint(weights, np.asarray(scales), 32)
+    assert layer.scales.shape == (2, 2, 1)
+    expected = weights.astype(np.float32) * np.broadcast_to(scales, 2)[:, None, None]
+    np.testing.assert_array_equal(fp8.dequantize(layer), expected)
+
+
 def test_gate_and_value_become_one_layer() -> None:
     gate, value = (fp8.quantize(random_weights((2, 32, 20), seed), 16) for seed in (0, 1))
     stacked = fp8.dequantize(fp8.stack_rows([gate, value]))
@@ -125,6 +134,11 @@ LAYER = fp8.quantize(random_weights((2, 20, 40)), 16)
             r"the scales of 'weights' must be float32 .* = \(2, 1, 2\), but came as float32 of shape \(2, 2, 3\)",
         ),
         (lambda: fp8.from_qmoe(LAYER.weights, LAYER.scales.astype(np.float64), 16), "but came as float64"),
+        (lambda: fp8.from_checkpoint(LAYER.weights, LAYER.scales, 0), "block_size must be 16, .* but is 0"),
+        (
+            lambda: fp8.from_checkpoint(LAYER.weights, np.ones(20, np.float32), 16),
+            r"the scales of 'weights' must be float32 of shape .* but came as float32 of shape \(20,\)",
+        ),
         (
             lambda: fp8.from_checkpoint(LAYER.weights.view(ml_dtypes.float8_e5m2), LAYER.scales, 16),
             "'weights' must be float8_e4m3fn .* but is float8_e5m2",
