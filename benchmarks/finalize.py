@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import timing
-from benchmarks.output import publish
+from benchmarks.output import beside_peer, publish
 from ort_moe import kernels
 from ort_moe.reference.finalize_routing import finalize_routing
 
@@ -118,18 +118,12 @@ def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
     )
     if tokens <= 4:
         buffers.check()
-    gbps = shape.bytes_moved(tokens) / ours / 1e3
-    peer = shape.peer.get(tokens)
     return {
         "shape": shape.name,
         "tokens": tokens,
         "ours_us": round(ours, 3),
         "settled_us": round(settled, 3),
-        "peer_us": peer[0] if peer else None,
-        "peer": peer[1] if peer else None,
-        "ratio_to_peer": round(ours / peer[0], 2) if peer else None,
-        "gbps": round(gbps, 1),
-        "percent_of_copy": round(100 * gbps / copy_gbps, 1),
+        **beside_peer(ours, shape.peer.get(tokens), shape.bytes_moved(tokens), copy_gbps),
     }
 
 

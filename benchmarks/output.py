@@ -8,6 +8,25 @@ from pathlib import Path
 from typing import Any
 
 
+def beside_peer(ours_us: float, peer: tuple[float, str] | None, moved_bytes: float, copy_gbps: float) -> dict[str, Any]:
+    """Keys of a row that set our time beside the recorded peer's, and beside the bandwidth of a large copy.
+
+    Args:
+        ours_us: Our time in us.
+        peer: The best peer's time in us, and its name; None: none is recorded.
+        moved_bytes: What the kernel reads and writes.
+        copy_gbps: The bandwidth of a large copy in GB/s.
+    """
+    gbps = moved_bytes / ours_us / 1e3
+    return {
+        "peer_us": peer[0] if peer else None,
+        "peer": peer[1] if peer else None,
+        "ratio_to_peer": round(ours_us / peer[0], 2) if peer else None,
+        "gbps": round(gbps, 1),
+        "percent_of_copy": round(100 * gbps / copy_gbps, 1),
+    }
+
+
 def publish(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], environment: Mapping[str, Any], path: Path | None
 ) -> None:

@@ -27,7 +27,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import timing
-from benchmarks.output import publish
+from benchmarks.output import beside_peer, publish
 from ort_moe import kernels
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.reference.fused_router import fused_router
@@ -300,19 +300,13 @@ def ort_time(shape: Shape, tokens: int, *, fused: bool) -> float:
 def measure(shape: Shape, tokens: int, copy_gbps: float, *, with_ort: bool) -> dict[str, Any]:
     """One row of the results."""
     ours = our_time(shape, tokens)
-    gbps = shape.bytes_moved(tokens) / ours / 1e3
-    peer = shape.peer.get(tokens)
     return {
         "shape": shape.name,
         "tokens": tokens,
         "ours_us": round(ours, 3),
         "ours_ort_us": round(ort_time(shape, tokens, fused=True), 2) if with_ort else None,
         "unfused_ort_us": round(ort_time(shape, tokens, fused=False), 2) if with_ort and not shape.maps else None,
-        "peer_us": peer[0] if peer else None,
-        "peer": peer[1] if peer else None,
-        "ratio_to_peer": round(ours / peer[0], 2) if peer else None,
-        "gbps": round(gbps, 1),
-        "percent_of_copy": round(100 * gbps / copy_gbps, 1),
+        **beside_peer(ours, shape.peer.get(tokens), shape.bytes_moved(tokens), copy_gbps),
     }
 
 
