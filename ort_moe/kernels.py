@@ -41,15 +41,20 @@ class ExpertLayer:
     """Addresses of one of the two layers for all experts, N rows with D elements along the reduction.
 
     Attributes:
-        weights: dense: (E, N, D) of dtype; nvfp4: uint8 (E, N, D / 2).
-        scales: nvfp4: float8_e4m3fn (E, N, D / 16).
-        global_scale: nvfp4: (E) float32; None counts as 1.
+        weights: dense: (E, N, D) of dtype; nvfp4, mxfp4, int4: uint8 (E, N, D / 2); int8: uint8 (E, N, D); fp8:
+            float8_e4m3fn (E, N, D).
+        scales: nvfp4: float8_e4m3fn (E, N, D / 16); mxfp4: uint8 (E, N, D / 32); int4, int8: of dtype
+            (E, N, D / block_size); fp8: float32 (E, ceil(N / block_size), ceil(D / block_size)).
+        global_scale: nvfp4, mxfp4: (E) float32; None counts as 1.
+        zero_points: int4: uint8 (E, N, ceil(D / block_size / 2)); int8: uint8 (E, N, D / block_size); None counts as 8
+            or 128.
         bias: (E, N) of dtype.
     """
 
     weights: int
     scales: int | None = None
     global_scale: int | None = None
+    zero_points: int | None = None
     bias: int | None = None
 
 
@@ -99,7 +104,7 @@ class _FusedExpertsCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weights", "indices", *_MAPS)),
         *((name, _ExpertLayer) for name in ("fc1", "fc2")),
         *((name, ctypes.c_void_p) for name in ("residual", "y", "scratch")),
-        *((name, ctypes.c_int64) for name in ("tokens", "hidden", "inner", "experts", "k")),
+        *((name, ctypes.c_int64) for name in ("tokens", "hidden", "inner", "experts", "k", "block_size")),
         *((n, ctypes.c_int32) for n in ("dtype", "weight_format", "activation", "gated", "gate_layout", "weight_on")),
         *((name, ctypes.c_float) for name in ("alpha", "beta", "limit")),
     )
@@ -389,7 +394,12 @@ def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[s
         if name != "tokens" and size < 1:
             raise ValueError(f"{name} must be at least 1, but is {size}")
     weight_format = _choice("weight_format", config.weight_format, FUSED_EXPERTS)
-    return {"dtype": _dtype_number(dtype), "weight_format": weight_format, "gated": config.gated} | sizes
+    return sizes | {
+        "block_size": config.block_size,
+        "dtype": _dtype_number(dtype),
+        "weight_format": weight_format,
+        "gated": config.gated,
+    }
 
 
 def _choice(name: str, value: str, op: Op = FUSED_ROUTER) -> int:

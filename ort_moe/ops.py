@@ -356,7 +356,7 @@ Formats of the weights:
   rows and neighbours along D; the last ones may be cut off. A weight is float8 * scale.
 
 Weights are float32 numbers before they are multiplied with x: those beyond its range are infinite. On CUDA, `dense` and
-`nvfp4` have kernels; a session refuses the others there.
+`nvfp4` with x in float16 or bfloat16 run on tensor cores; all else runs there too, without them.
 
 E, H, I and K are at least 1. Indices outside [0, E) contribute nothing, and equal indices of a token are separate
 choices. The maps are a FusedRouter's for the same indices, all or none; without them they are built inside. The order

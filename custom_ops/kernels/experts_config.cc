@@ -27,7 +27,9 @@ std::string CheckBlockSize(const ExpertsConfig& c) {
     case WeightFormat::kInt4:
     case WeightFormat::kInt8:
     case WeightFormat::kFp8:
-      return c.block_size > 0 ? "" : refusal("16, 32, 64 or 128");
+      return c.block_size == 16 || c.block_size == 32 || c.block_size == 64 || c.block_size == 128
+                 ? ""
+                 : refusal("16, 32, 64 or 128");
   }
   return {};
 }
@@ -48,11 +50,6 @@ std::string CheckExpertsConfig(const ExpertsConfig& c) {
   if (!c.gated && c.beta != 0.0f) return refusal("beta", "0 with gated = 0", c.beta);
   if (!c.gated && c.limit != 0.0f) return refusal("limit", "0 with gated = 0", c.limit);
   return {};
-}
-
-std::string CheckExpertsOnCuda(const ExpertsConfig& c) {
-  if (c.weight_format == WeightFormat::kDense || c.weight_format == WeightFormat::kNvfp4) return {};
-  return std::string("weight_format '") + FormatName(c.weight_format) + "' has no CUDA kernel yet";
 }
 
 }  // namespace ort_moe

@@ -4,7 +4,7 @@
 //           finalize (fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
 //   many    FC1, FC2 (both fused_experts_grouped.cuh) and FinalizeRouting, with the maps, which are built first where
 //           none are given
-//   plain   float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
+//   plain   the other formats, float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
 // The order of every sum comes from the layer's depth alone, so few and many give the same bits.
 //
 // ORT_MOE_FC1_PDL=0 in the environment launches FC1 plainly, after the router has ended; ORT_MOE_PDL=0 does so with all
@@ -94,10 +94,25 @@ Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
 
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
+// Whether the format has kernels for tensor cores.
+bool HasFastKernels(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kDense:
+    case WeightFormat::kNvfp4:
+      return true;
+    case WeightFormat::kMxfp4:
+    case WeightFormat::kInt4:
+    case WeightFormat::kInt8:
+    case WeightFormat::kFp8:
+      break;
+  }
+  return false;
+}
+
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   const int64_t alignment = config.weight_format == WeightFormat::kDense ? kDenseAlignment : kNvfp4Alignment;
-  if (args.dtype == DType::kFloat32 || args.hidden % alignment != 0 || args.inner % alignment != 0 || IsEmpty(args) ||
-      args.experts > kMaxGridY) {
+  if (!HasFastKernels(config.weight_format) || args.dtype == DType::kFloat32 || args.hidden % alignment != 0 ||
+      args.inner % alignment != 0 || IsEmpty(args) || args.experts > kMaxGridY) {
     return PlainPlan(args);
   }
   int device = 0, processors = 0, shared_limit = 0;
@@ -133,10 +148,12 @@ Scratch LayOut(const ExpertsConfig& config, const ExpertsArgs& args, const Plan&
   return s;
 }
 
-LayerParams MakeLayer(LayerParams p, const ExpertLayer& layer, int64_t rows) {
+LayerParams MakeLayer(LayerParams p, const ExpertsConfig& config, const ExpertLayer& layer, int64_t rows) {
   p.weights = static_cast<const uint8_t*>(layer.weights);
   p.scales = static_cast<const uint8_t*>(layer.scales);
   p.global_scale = layer.global_scale;
+  p.zero_points = static_cast<const uint8_t*>(layer.zero_points);
+  p.block_size = static_cast<int32_t>(config.scale_block());
   p.bias = layer.bias;
   p.rows = static_cast<int32_t>(rows);
   return p;
@@ -148,8 +165,8 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.mix = args.weights;
   p.indices = args.indices;
   p.maps = args.maps;
-  p.fc1 = MakeLayer(plan.fc1, args.fc1, config.fc1_rows(args.inner));
-  p.fc2 = MakeLayer(plan.fc2, args.fc2, args.hidden);
+  p.fc1 = MakeLayer(plan.fc1, config, args.fc1, config.fc1_rows(args.inner));
+  p.fc2 = MakeLayer(plan.fc2, config, args.fc2, args.hidden);
   p.residual = args.residual;
   p.y = args.y;
   const Scratch scratch = LayOut(config, args, plan);
@@ -173,6 +190,7 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.chunk = plan.chunk;
   p.fc2_tiles = plan.fc2_tiles;
   p.by_expert = p.slots > 2 * args.experts || p.slots > kMaxGridY;
+  p.weight_format = config.weight_format;
   p.activation = config.activation;
   p.gated = config.gated;
   p.interleaved = config.gate_layout == GateLayout::kInterleaved;
@@ -233,18 +251,18 @@ cudaError_t LaunchMany(const ExpertsArgs& args, size_t maps_scratch, const Exper
   return LaunchFinalizeRouting(finalize, /*routing_settled=*/true, stream);
 }
 
-template <typename T, bool kNvfp4>
+template <typename T>
 cudaError_t LaunchPlain(const ExpertsParams& p, cudaStream_t stream) {
   const dim3 block(kPlainWarps * kLanes);
   const dim3 fc1_grid(static_cast<unsigned>(CeilDiv(p.fc2.depth, kPlainWarps)),
                       static_cast<unsigned>(std::min<int64_t>(p.slots, kMaxGridY)));
-  if (cudaError_t error = LaunchClusters<PlainFc1Kernel<T, kNvfp4>>(Switch::kFc1Pdl, 1, fc1_grid, block, 0, stream, p);
+  if (cudaError_t error = LaunchClusters<PlainFc1Kernel<T>>(Switch::kFc1Pdl, 1, fc1_grid, block, 0, stream, p);
       error != cudaSuccess) {
     return error;
   }
   const dim3 fc2_grid(static_cast<unsigned>(CeilDiv(p.fc2.rows, kPlainWarps)),
                       static_cast<unsigned>(std::min<int64_t>(p.tokens, kMaxGridY)));
-  return Launch<PlainFc2Kernel<T, kNvfp4>>(fc2_grid, block, 0, stream, p);
+  return Launch<PlainFc2Kernel<T>>(fc2_grid, block, 0, stream, p);
 }
 
 bool IsAligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % sizeof(uint4) == 0; }
@@ -253,7 +271,6 @@ template <typename T, template <typename> class Format>
 cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream) {
   const Plan plan = MakePlan(config, args);
   const ExpertsParams p = MakeParams(config, args, plan);
-  constexpr bool kNvfp4 = Format<__half>::kScaled;
   if constexpr (!std::is_same_v<T, float>) {
     const bool aligned = IsAligned(args.x) && IsAligned(args.fc1.weights) && IsAligned(args.fc1.scales) &&
                          IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales);
@@ -265,7 +282,7 @@ cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args,
       return LaunchMany<Format<T>>(args, LayOut(config, args, plan).maps_scratch, p, stream);
     }
   }
-  return LaunchPlain<T, kNvfp4>(p, stream);
+  return LaunchPlain<T>(p, stream);
 }
 
 template <typename T>

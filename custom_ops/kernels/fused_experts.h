@@ -99,9 +99,6 @@ const char* FormatName(WeightFormat format);
 // Empty where the attributes go together; else one clause that names the attribute, what was expected and what came.
 std::string CheckExpertsConfig(const ExpertsConfig& config);
 
-// Empty where the format has a CUDA kernel; else one clause that names it.
-std::string CheckExpertsOnCuda(const ExpertsConfig& config);
-
 // Calls body(begin, end) for ranges of at least `grain` that cover [0, total), on many threads.
 using ParallelFor =
     std::function<void(int64_t total, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
@@ -113,8 +110,8 @@ void FusedExpertsCpu(const ExpertsConfig& config, const ExpertsArgs& args, const
 size_t ExpertsScratchBytes(const ExpertsConfig& config, const ExpertsArgs& args);
 
 // On `stream`; tokens = 0 is a no-op. The scratch is as it came from an allocator, aligned to 256 bytes. The
-// configuration, CheckExpertsOnCuda among it, and the shapes have been checked; addresses of weights are aligned to 16
-// bytes at least where a row's bytes are a multiple of 16.
+// configuration and the shapes have been checked; addresses of weights are aligned to 16 bytes at least where a row's
+// bytes are a multiple of 16.
 cudaError_t LaunchFusedExperts(const ExpertsConfig& config, const ExpertsArgs& args, cudaStream_t stream);
 #endif
 

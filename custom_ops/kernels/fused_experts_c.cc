@@ -20,6 +20,7 @@ struct OrtMoeFusedExpertsCall {
   int64_t inner;
   int64_t experts;
   int64_t k;
+  int64_t block_size;
   int32_t dtype;
   int32_t weight_format;
   int32_t activation;
@@ -36,6 +37,7 @@ namespace {
 ort_moe::ExpertsConfig ConfigOf(const OrtMoeFusedExpertsCall& call) {
   ort_moe::ExpertsConfig config;
   config.weight_format = static_cast<ort_moe::WeightFormat>(call.weight_format);
+  config.block_size = call.block_size;
   config.activation = static_cast<ort_moe::Activation>(call.activation);
   config.gated = call.gated != 0;
   config.gate_layout = static_cast<ort_moe::GateLayout>(call.gate_layout);
@@ -69,15 +71,12 @@ ort_moe::ExpertsArgs ArgsOf(const OrtMoeFusedExpertsCall& call) {
 }  // namespace
 
 ORT_MOE_C_EXPORT int64_t ort_moe_fused_experts_scratch_bytes(const OrtMoeFusedExpertsCall* call) {
-  const ort_moe::ExpertsConfig config = ConfigOf(*call);
-  if (!ort_moe::CheckExpertsOnCuda(config).empty()) return 0;  // the launch refuses it
-  return static_cast<int64_t>(ort_moe::ExpertsScratchBytes(config, ArgsOf(*call)));
+  return static_cast<int64_t>(ort_moe::ExpertsScratchBytes(ConfigOf(*call), ArgsOf(*call)));
 }
 
 ORT_MOE_C_EXPORT const char* ort_moe_launch_fused_experts(const OrtMoeFusedExpertsCall* call, void* stream) {
   const ort_moe::ExpertsConfig config = ConfigOf(*call);
-  std::string refusal = ort_moe::CheckExpertsOnCuda(config);
-  if (refusal.empty()) refusal = ort_moe::CheckExpertsConfig(config);
+  const std::string refusal = ort_moe::CheckExpertsConfig(config);
   if (!refusal.empty()) return ort_moe::CallError("FusedExperts", refusal);
   return ort_moe::CallError("FusedExperts",
                             ort_moe::LaunchFusedExperts(config, ArgsOf(*call), static_cast<cudaStream_t>(stream)));

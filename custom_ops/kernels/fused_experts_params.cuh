@@ -24,8 +24,10 @@ constexpr int kMaxDirectSlots = 128;  // up to here each block finds the items b
 struct LayerParams {
   const uint8_t* weights;
   const uint8_t* scales;
-  const float* global_scale;  // or null
-  const void* bias;           // or null
+  const float* global_scale;   // or null
+  const uint8_t* zero_points;  // or null
+  const void* bias;            // or null
+  int32_t block_size;          // weights along the reduction that share a scale; 1 where there are no scales
   int32_t rows;
   int32_t depth;
   int32_t slices;  // parts of the reduction with a partial sum each; from the depth alone, so is every sum's order
@@ -49,6 +51,7 @@ struct ExpertsParams {
   int32_t chunk;             // tokens of an expert that are computed at once, <= kMaxChunk; not of FC2 for few tokens
   int32_t fc2_tiles;         // of a block of FC2, at most
   bool by_expert;            // blocks walk over an expert's chunks instead of taking one each
+  WeightFormat weight_format;
   Activation activation;
   bool gated, interleaved, mix_input;
   float alpha, beta, limit;

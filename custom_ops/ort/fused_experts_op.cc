@@ -64,11 +64,7 @@ FusedExpertsOp::FusedExpertsOp(const Node& node, Device device)
     : config_(ReadConfig(node)),
       device_(device),
       has_maps_(HasRoutingMaps("input", [&](size_t i) { return node.HasInput(kMaps + i); })) {
-  if (device == Device::kCuda) {
-    const std::string refusal = CheckExpertsOnCuda(config_);
-    if (!refusal.empty()) throw Error(refusal);
-    scratch_.emplace(node);
-  }
+  if (device == Device::kCuda) scratch_.emplace(node);
   ExpertsInputs inputs;
   for (size_t i = 0; i < kCount; ++i) {
     if (!node.HasInput(i)) continue;

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ort_moe.ops import ROUTING_MAPS
-from ort_moe.packing.arrays import pack_nibbles
-from ort_moe.reference.fused_experts import ExpertLayer, dense_weights
 from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
+from tests.experts_codes import every_code, unchosen_nan
 from tests.op_models import assert_same_bits, op_model, op_session, run_op, run_session
 
 
@@ -38,52 +37,7 @@ def test_activations(activation: dict[str, Any], onnx_type: str, variant: str) -
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_code_is_decoded_to_the_bits_of_its_value(variant: str) -> None:
-    """Unit vectors through one expert whose second layer is the unit matrix: y is the first layer, transposed."""
-    size = 160
-    attributes: dict[str, Any] = {"activation": "identity", "gated": 0}
-    case = ExpertsCase((size,), 1, 1, size, size, "float", **VARIANTS[variant], attributes=attributes)
-    rng = np.random.default_rng(0)
-    feeds = case.feeds
-    feeds["x"], feeds["weights"] = np.eye(size, dtype=np.float32), np.ones((size, 1), np.float32)
-    block = case.config.scale_block
-    if case.weight_format in ("int4", "int8", "fp8"):  # from subnormal scales up
-        scales = np.array([2.0**-140, 2.0**-126, 0.0, 0.3, -0.3, 1e30], np.float32)
-        feeds["fc1_scales"] = rng.choice(scales, feeds["fc1_scales"].shape)
-    match case.weight_format:
-        case "dense":
-            feeds["fc2_weights"] = np.eye(size, dtype=np.float32)[None]
-        case "int4" | "int8":
-            for name in ("fc1_weights", "fc1_zero_points"):
-                if name in feeds:
-                    feeds[name] = rng.integers(0, 256, feeds[name].shape, np.uint8)
-            unit = np.eye(size, dtype=np.float32)
-            feeds["fc2_scales"] = np.ones_like(feeds["fc2_scales"])
-            zero = 8 if case.weight_format == "int4" else 128
-            codes = (unit + zero).astype(np.uint8)
-            feeds["fc2_weights"] = (codes if zero == 128 else pack_nibbles(codes))[None]
-            if "fc2_zero_points" in feeds:
-                feeds["fc2_zero_points"] = np.full_like(feeds["fc2_zero_points"], 0x88 if zero == 8 else zero)
-        case "fp8":
-            values = np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF])  # but NaN
-            feeds["fc1_weights"] = rng.choice(values, (1, size, size)).view(ml_dtypes.float8_e4m3fn)
-            feeds["fc2_weights"] = np.eye(size, dtype=np.float32)[None].astype(ml_dtypes.float8_e4m3fn)
-            feeds["fc2_scales"] = np.ones_like(feeds["fc2_scales"])
-        case "nvfp4" | "mxfp4":
-            feeds["fc1_weights"] = rng.integers(0, 256, (1, size, size // 2), np.uint8)
-            feeds["fc2_weights"] = pack_nibbles(2 * np.eye(size, dtype=np.uint8))[None]
-            for layer in ("fc1", "fc2"):
-                feeds[f"{layer}_global_scale"] = np.ones(1, np.float32)
-            blocks = (1, size, size // block)
-            if case.weight_format == "nvfp4":
-                bits = rng.choice(np.arange(0x7F, dtype=np.uint8), blocks)  # from 0 and subnormal ones to 448
-                feeds["fc1_scales"] = bits.view(ml_dtypes.float8_e4m3fn)
-                feeds["fc2_scales"] = np.ones(blocks, ml_dtypes.float8_e4m3fn)
-            else:
-                feeds["fc1_scales"] = rng.integers(0, 253, blocks, np.uint8)  # above, codes may stand for infinity
-                feeds["fc1_scales"][0, :3] = np.array([[0], [1], [252]])
-                feeds["fc2_scales"] = np.full(blocks, 127, np.uint8)
-    layer = ExpertLayer(**{part: feeds.get(f"fc1_{part}") for part in ExpertLayer._fields})
-    expected = dense_weights(case.config, layer)[0].T.astype(np.float32)
+    case, expected = every_code(variant)
     np.testing.assert_array_equal(run(case), expected)
 
 
@@ -93,25 +47,11 @@ def test_outliers_zeros_and_blocks_of_equal_weights(variant: str) -> None:
     case.check_each(run(case))
 
 
-@pytest.mark.parametrize(
-    ("weight_format", "scales"),
-    [
-        ("mxfp4", np.full((4, 64, 1), 255, np.uint8)),
-        ("nvfp4", np.full((4, 64, 2), np.nan, ml_dtypes.float8_e4m3fn)),
-        ("int4", np.full((4, 64, 2), np.nan, np.float16)),
-        ("int8", np.full((4, 64, 2), np.nan, np.float16)),
-        ("fp8", np.full((4, 4, 2), np.nan, np.float32)),
-    ],
-)
-def test_experts_that_nobody_chose_are_not_read(weight_format: str, scales: Any) -> None:
-    case = ExpertsCase((6,), 4, 2, 32, 32, "float16", weight_format, choices="one_expert")
-    expected = run(case)
-    name = "fc1_scales"
-    scales[3] = case.feeds[name][3]
-    assert scales.shape == case.feeds[name].shape
-    assert_same_bits(run_op("FusedExperts", case.feeds | {name: scales}, case.all_attributes)["y"], expected)
-    scales[3] = scales[0]
-    assert np.isnan(run_op("FusedExperts", case.feeds | {name: scales}, case.all_attributes)["y"]).all()
+@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+def test_experts_that_nobody_chose_are_not_read(weight_format: str) -> None:
+    case, others, everywhere = unchosen_nan(weight_format)
+    assert_same_bits(run_op("FusedExperts", others, case.all_attributes)["y"], run(case))
+    assert np.isnan(run_op("FusedExperts", everywhere, case.all_attributes)["y"]).all()
 
 
 @pytest.mark.parametrize("block_size", [64, 128])

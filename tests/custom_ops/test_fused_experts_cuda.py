@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ort_moe import kernels
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ROUTING_MAPS
-from tests.experts_cases import ACTIVATIONS, ExpertsCase, experts_cases
-from tests.experts_cases import FORMATS as ALL_FORMATS
+from ort_moe.reference.fused_experts import ExpertLayer
+from tests.experts_cases import ACTIVATIONS, FORMATS, VARIANTS, ExpertsCase, experts_cases
+from tests.experts_codes import every_code, unchosen_nan
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
 
@@ -27,7 +28,8 @@ Array = npt.NDArray[Any]
 
 POISON = 0xA5
 HALVES = ("float16", "bfloat16")
-FORMATS = ("dense", "nvfp4")
+FAST = ("dense", "nvfp4")
+"""Formats with kernels for tensor cores."""
 
 
 def device_bytes(array: Array) -> Any:
@@ -65,9 +67,7 @@ class Launcher:
     def __call__(self) -> Array:
         """Launches; y, (..., H)."""
         layers = {
-            layer: kernels.ExpertLayer(
-                *(self.address(f"{layer}_{part}") for part in ("weights", "scales", "global_scale", "bias"))  # type: ignore[arg-type]
-            )
+            layer: kernels.ExpertLayer(**{part: self.address(f"{layer}_{part}") for part in ExpertLayer._fields})  # type: ignore[arg-type]
             for layer in ("fc1", "fc2")
         }
         maps = None
@@ -103,7 +103,7 @@ def launch(case: ExpertsCase) -> Array:
 @st.composite
 def fast_cases(draw: st.DrawFn) -> ExpertsCase:
     """Calls that take the tensor cores."""
-    case = draw(experts_cases(HALVES, FORMATS))
+    case = draw(experts_cases(HALVES, FAST))
     sizes = st.sampled_from((64, 128, 192, 320, 576, 640) if case.weight_format == "nvfp4" else (32, 64, 96, 320, 640))
     leading = draw(st.sampled_from((case.leading, (40,), (70,))))
     # Without global scales weights are large, and squares leave float16's range.
@@ -119,19 +119,60 @@ def test_every_call_on_tensor_cores(case: ExpertsCase) -> None:
     case.check_each(launch(case))
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(experts_cases(formats=FORMATS))
+@settings(max_examples=600, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(experts_cases())
 def test_every_call(case: ExpertsCase) -> None:
     case.check_each(launch(case))
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a['activation']}{a['gated']}")
-def test_activations(activation: dict[str, Any], onnx_type: str, weight_format: str) -> None:
+def test_activations(activation: dict[str, Any], onnx_type: str, variant: str) -> None:
     for tokens in (1, 9, 70):
-        case = ExpertsCase((tokens,), 5, 2, 320, 192, onnx_type, weight_format, activation, has_bias=True)
+        fields = {**VARIANTS[variant], "attributes": activation, "has_bias": True}
+        case = ExpertsCase((tokens,), 5, 2, 320, 192, onnx_type, **fields)
         case.check(launch(case))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_code_is_decoded_to_the_bits_of_its_value(variant: str) -> None:
+    case, expected = every_code(variant)
+    np.testing.assert_array_equal(launch(case), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("onnx_type", DTYPES)
+def test_outliers_zeros_and_blocks_of_equal_weights(onnx_type: str, variant: str) -> None:
+    for tokens in (1, 9, 70):
+        case = ExpertsCase((tokens,), 5, 2, 320, 192, onnx_type, **VARIANTS[variant], outliers=True)
+        case.check_each(launch(case))
+
+
+@pytest.mark.parametrize("has_zero_points", [False, True])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("weight_format", ["int4", "int8", "fp8"])
+def test_block_sizes(weight_format: str, block_size: int, has_zero_points: bool) -> None:
+    """Odd numbers of blocks, whose zero points end in half a byte; for fp8 also blocks that are cut off."""
+    rest = 0 if weight_format != "fp8" else 11
+    for onnx_type in DTYPES:
+        for tokens in (1, 6, 70):
+            case = ExpertsCase(
+                (tokens,), 3, 2, 3 * block_size + rest, block_size + rest, onnx_type, weight_format,
+                has_zero_points=has_zero_points, block_size=block_size,
+            )  # fmt: skip
+            case.check_each(launch(case))
+
+
+@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+@pytest.mark.parametrize("onnx_type", DTYPES)
+def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: str) -> None:
+    case, others, everywhere = unchosen_nan(weight_format, onnx_type)
+    expected = launch(case)
+    case.feeds.update(others)
+    assert_same_bits(launch(case), expected)
+    case.feeds.update(everywhere)
+    assert np.isnan(launch(case).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -151,7 +192,7 @@ def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (2048, 768), (2880, 704), (7168, 256)])
 def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
-    case = ExpertsCase((3,), 2, 2, hidden, inner, onnx_type, weight_format)
+    case = ExpertsCase((3,), 2, 2, hidden, inner, onnx_type, weight_format, block_size=64)
     case.check(launch(case))
 
 
@@ -185,6 +226,21 @@ def test_extreme_scales() -> None:
         assert np.isnan(launch(case).astype(np.float32)).all()
 
 
+@pytest.mark.parametrize(("onnx_type", "largest"), [("float16", 65504.0), ("bfloat16", 1e30), ("float", 1e30)])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("int")])
+def test_scales_of_integers_at_their_limits(variant: str, onnx_type: str, largest: float) -> None:
+    """Subnormal ones, 0, negative ones and the largest that the result's type leaves room for."""
+    attributes: dict[str, Any] = {"activation": "identity", "gated": 0}
+    for tokens in (2, 70):
+        case = ExpertsCase((tokens,), 2, 1, 128, 64, onnx_type, **VARIANTS[variant], attributes=attributes)
+        scales = case.feeds["fc1_scales"]
+        smallest = 2.0**-24 if onnx_type == "float16" else 2.0**-133
+        values = np.array([0.0, smallest, 3 * smallest, -0.25, largest], np.float32).astype(scales.dtype)
+        case.feeds["fc1_scales"] = np.random.default_rng(0).choice(values, scales.shape)
+        case.feeds["x"] = (case.feeds["x"].astype(np.float32) / 4096).astype(case.feeds["x"].dtype)
+        case.check_each(launch(case))
+
+
 def test_addresses_off_their_alignment() -> None:
     for weight_format in FORMATS:
         case = ExpertsCase((3,), 4, 2, 64, 64, "float16", weight_format)
@@ -196,10 +252,10 @@ def test_addresses_off_their_alignment() -> None:
 
 def bit_cases() -> Iterator[ExpertsCase]:
     for onnx_type in DTYPES:
-        for weight_format in FORMATS:
+        for fields in VARIANTS.values():
             for tokens in (1, 4, 12, 200):
                 yield ExpertsCase(
-                    (tokens,), 16, 8, 256, 192, onnx_type, weight_format, has_bias=True, has_residual=True, seed=tokens
+                    (tokens,), 16, 8, 256, 192, onnx_type, **fields, has_bias=True, has_residual=True, seed=tokens
                 )
 
 
@@ -242,7 +298,12 @@ def test_finalize_routing_of_the_experts_rows_gives_the_same_bits() -> None:
 # --- Through ONNX Runtime ---
 
 
-@pytest.mark.parametrize("case", list(bit_cases()), ids=lambda c: f"{c.onnx_type}-{c.weight_format}-{c.leading[0]}")
+def _name(case: ExpertsCase) -> str:
+    zero_points = "-zero_points" if case.has_zero_points else ""
+    return f"{case.onnx_type}-{case.weight_format}{zero_points}-{case.leading[0]}"
+
+
+@pytest.mark.parametrize("case", list(bit_cases()), ids=_name)
 def test_sessions_and_graph_replays_give_the_launchers_bits(case: ExpertsCase) -> None:
     """Fixed buffers and new choices at every run, so that a graph's replays are seen to read them."""
     for graph in ("0", "1"):
@@ -263,13 +324,3 @@ def test_sessions_and_graph_replays_give_the_launchers_bits(case: ExpertsCase) -
             session.run_with_iobinding(binding)
             got = y.numpy()[: case.feeds["x"].nbytes].view(case.feeds["x"].dtype).reshape(shape)
             assert_same_bits(got, launcher())
-
-
-@pytest.mark.parametrize("weight_format", [name for name in ALL_FORMATS if name not in FORMATS])
-def test_formats_without_a_kernel_are_refused(weight_format: str) -> None:
-    case = ExpertsCase((3,), 4, 2, 64, 64, "float16", weight_format)
-    sentence = f"weight_format '{weight_format}' has no CUDA kernel yet"
-    with pytest.raises(Exception, match=f"FusedExperts node 'node': {sentence}"):
-        op_session(op_model("FusedExperts", case.feeds, case.all_attributes), ["CUDAExecutionProvider"])
-    with pytest.raises(RuntimeError, match=sentence):
-        launch(case)
