@@ -125,13 +125,16 @@ class ExpertsCase:
         return feeds
 
     def expanded(self) -> ExpertsCase:
-        """The call of one row for each choice, in permuted order and with a weight of 1: the rows of the experts."""
+        """The call of one row for each choice, in permuted order: the rows of the experts, before they are mixed."""
         feeds = self.feeds
         tokens = int(np.prod(self.leading, dtype=np.int64))
         maps = routing_maps(feeds["indices"], self.experts)
         alone = replace(self, leading=(tokens * self.k,), k=1, has_maps=False, has_residual=False)
         alone.feeds["x"] = feeds["x"].reshape(tokens, self.hidden)[maps.permuted_to_unpermuted % tokens]
         alone.feeds["weights"] = np.ones((tokens * self.k, 1), np.float32)
+        if self.config.weight_on == "input":
+            by_choice = feeds["weights"].reshape(tokens, self.k).T.reshape(-1, 1)
+            alone.feeds["weights"] = by_choice[maps.permuted_to_unpermuted]
         alone.feeds["indices"] = maps.permuted_to_expert[:, None]
         alone.feeds.update({name: array for name, array in feeds.items() if name.startswith("fc")})
         return alone
@@ -140,6 +143,8 @@ class ExpertsCase:
         """The inputs of the FinalizeRouting that takes the rows of `expanded` to this call's result."""
         feeds = {name: self.feeds[name] for name in ("weights", "indices", "residual") if name in self.feeds}
         maps = routing_maps(feeds["indices"], self.experts)
+        if self.config.weight_on == "input":
+            feeds["weights"] = np.ones_like(feeds["weights"])
         return feeds | {"expert_output": rows, "unpermuted_to_permuted": maps.unpermuted_to_permuted}
 
     def reference(self) -> npt.NDArray[np.float64]:
