@@ -100,9 +100,10 @@ def copy_bandwidth(repeats: int = 10) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """GPU, driver, clocks as found, versions and date: what a result is worth little without."""
-    import onnxruntime
+    """GPU, driver, clocks as found, versions and date: what a result is worth little without.
 
+    The version of ONNX Runtime is there where it is installed; not every benchmark needs it.
+    """
     query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
     line = subprocess.run(
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
@@ -116,9 +117,17 @@ def environment() -> dict[str, Any]:
         "gpu": name,
         "driver": driver,
         "cuda": torch.version.cuda,
-        "onnxruntime": onnxruntime.__version__,
+        **_onnxruntime(),
         "torch": torch.__version__,
         "sm_mhz": int(sm),
         "memory_mhz": int(memory),
         "max_sm_mhz": int(max_sm),
     }
+
+
+def _onnxruntime() -> dict[str, str]:
+    try:
+        import onnxruntime
+    except ImportError:
+        return {}
+    return {"onnxruntime": onnxruntime.__version__}

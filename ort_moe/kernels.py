@@ -80,6 +80,16 @@ class _RoutingMapsCall(ctypes.Structure):
     )
 
 
+class _PermuteTokensCall(ctypes.Structure):
+    """OrtMoePermuteTokensCall of custom_ops/kernels/permute_tokens_c.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "indices", "permuted_x", *_MAPS, "scratch")),
+        *((name, ctypes.c_int64) for name in ("tokens", "hidden", "k", "experts")),
+        ("dtype", ctypes.c_int32),
+    )
+
+
 class _FinalizeRoutingCall(ctypes.Structure):
     """OrtMoeFinalizeRoutingCall of custom_ops/kernels/finalize_routing_c.cc."""
 
@@ -244,6 +254,61 @@ def routing_maps_scratch_bytes(*, tokens: int, k: int, experts: int) -> int:
     """Bytes of scratch that `routing_maps` needs; may be 0."""
     call = _RoutingMapsCall(tokens=tokens, k=k, experts=experts)
     size: int = _function("ort_moe_routing_maps_scratch_bytes")(ctypes.byref(call))
+    return size
+
+
+def permute_tokens(
+    *,
+    tokens: int,
+    hidden: int,
+    k: int,
+    experts: int,
+    dtype: str,
+    x: int,
+    indices: int,
+    permuted_x: int,
+    maps: RoutingMaps,
+    scratch: int | None = None,
+    stream: int = 0,
+) -> None:
+    """Launches PermuteTokens on the current CUDA device.
+
+    Args:
+        tokens: T; 0 launches nothing but a zeroing of the maps' offsets.
+        hidden: H.
+        k: K.
+        experts: E.
+        dtype: Type of the rows: `float`, `float16` or `bfloat16`.
+        x: Address of (T, H) of dtype.
+        indices: Address of (T, K) int32, any values; those outside [0, E) name no expert.
+        permuted_x: Address of (R, H) of dtype, R = T * K, written.
+        maps: The maps of the indices, written.
+        scratch: Address of `permute_tokens_scratch_bytes` bytes.
+        stream: The CUDA stream's handle; 0 is the default stream.
+
+    Raises:
+        ValueError: `dtype` is none of the three.
+        RuntimeError: The launch failed.
+    """
+    call = _PermuteTokensCall(
+        x=x,
+        indices=indices,
+        permuted_x=permuted_x,
+        **_addresses(maps),
+        scratch=scratch,
+        tokens=tokens,
+        hidden=hidden,
+        k=k,
+        experts=experts,
+        dtype=_dtype_number(dtype),
+    )
+    _launch("ort_moe_launch_permute_tokens", call, stream)
+
+
+def permute_tokens_scratch_bytes(*, tokens: int, hidden: int, k: int, experts: int) -> int:
+    """Bytes of scratch that `permute_tokens` needs; may be 0."""
+    call = _PermuteTokensCall(tokens=tokens, hidden=hidden, k=k, experts=experts)
+    size: int = _function("ort_moe_permute_tokens_scratch_bytes")(ctypes.byref(call))
     return size
 
 

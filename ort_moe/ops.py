@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DOMAIN = "ort_moe"
@@ -295,6 +295,28 @@ def _expert_layer(layer: str, rows: str) -> tuple[Tensor, ...]:
     )
 
 
+PERMUTE_TOKENS = Op(
+    name="PermuteTokens",
+    doc="""\
+Copies each token's row to the places of its choices, so that the rows of an expert are neighbours, and gives the maps.
+
+With T tokens and K choices there are R = T * K rows. The permuted order lists the choices by expert ascending, then
+token ascending, then k ascending; those whose index lies outside [0, `num_experts`) come last. For each permuted
+position p: `permuted_x[p] = x[permuted_to_unpermuted[p] mod T]`, and zero where the choice has no expert.
+
+The maps are a FusedRouter's for the same indices. FinalizeRouting brings rows in this order back to their tokens. Rows
+are copied as they are, NaN and all.""",
+    inputs=(
+        Tensor("x", ACTIVATION_TYPES, "(..., H)", "One row a token, rank 1 or more."),
+        Tensor("indices", ("int32",), "(..., K)", "Chosen experts; the leading dimensions of x."),
+    ),
+    outputs=(
+        Tensor("permuted_x", ACTIVATION_TYPES, "(R, H)", "The rows in permuted order; the type of x."),
+        *(replace(tensor, optional=False) for tensor in ROUTING_MAPS),
+    ),
+    attributes=(Attribute("num_experts", "int", "E, at least 1."),),
+)
+
 FINALIZE_ROUTING = Op(
     name="FinalizeRouting",
     doc="""\
@@ -407,5 +429,5 @@ of the sums along D is fixed for each device and shape, whatever the other rows 
     ),
 )
 
-OPS: Mapping[str, Op] = {op.name: op for op in (FUSED_ROUTER, FINALIZE_ROUTING, FUSED_EXPERTS)}
+OPS: Mapping[str, Op] = {op.name: op for op in (FUSED_ROUTER, PERMUTE_TOKENS, FINALIZE_ROUTING, FUSED_EXPERTS)}
 """Every op by name."""

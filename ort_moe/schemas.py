@@ -90,6 +90,22 @@ def _infer_fused_router(context: InferenceContext) -> None:
     _set_output(context, maps[-1], TensorProto.INT64, [_dim(None if experts is None else experts + 1)])
 
 
+def _infer_permute_tokens(context: InferenceContext) -> None:
+    """Sets the outputs: a row for each choice, of the columns and the type of x, and the maps."""
+    op = OPS["PermuteTokens"]
+    x, indices = _input(context, 0), _input(context, 1)
+    columns, choices = _dims(op, 0, x), _dims(op, 1, indices)
+    experts = _attributes(context, op).get("num_experts")
+    if isinstance(experts, int) and experts < 1:
+        raise InferenceError(f"{op.name}: attribute 'num_experts' must be at least 1, but is {experts}")
+    rows = _dim(None if choices is None else _product([_size([dim], 0) for dim in choices]))
+    shape = None if columns is None else [rows, columns[-1]]
+    _set_output(context, 0, x.elem_type if x is not None else 0, shape)
+    for index in (1, 2, 3):
+        _set_output(context, index, TensorProto.INT32, [rows])
+    _set_output(context, 4, TensorProto.INT64, [_dim(experts + 1 if isinstance(experts, int) else None)])
+
+
 def _infer_finalize_routing(context: InferenceContext) -> None:
     """Sets the output: the leading dimensions of the weights, the columns and the type of the rows."""
     op = OPS["FinalizeRouting"]
@@ -116,6 +132,7 @@ def _infer_fused_experts(context: InferenceContext) -> None:
 
 _INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
     "FusedRouter": _infer_fused_router,
+    "PermuteTokens": _infer_permute_tokens,
     "FinalizeRouting": _infer_finalize_routing,
     "FusedExperts": _infer_fused_experts,
 }

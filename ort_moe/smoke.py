@@ -49,6 +49,22 @@ def _fused_router(providers: Sequence[str]) -> str | None:
     return None
 
 
+def _permute_tokens(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.permute_tokens import permute_tokens
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((_TOKENS, _HIDDEN), dtype=np.float32)
+    indices = rng.integers(-1, _EXPERTS + 1, (_TOKENS, _CHOSEN), np.int32)  # some name no expert
+    got = _run("PermuteTokens", {"x": x, "indices": indices}, {"num_experts": _EXPERTS}, providers)
+    permuted, maps = permute_tokens(x, indices, num_experts=_EXPERTS)
+    for name, expected in {"permuted_x": permuted, **maps._asdict()}.items():
+        if not np.array_equal(got[name], expected):
+            return f"its {name} differs from the reference in {np.sum(got[name] != expected)} of {expected.size} values"
+    return None
+
+
 def _finalize_routing(providers: Sequence[str]) -> str | None:
     import numpy as np
 
@@ -106,6 +122,7 @@ def _experts_error(dtype: str, providers: Sequence[str]) -> float:
 
 _CASES: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "FusedRouter": _fused_router,
+    "PermuteTokens": _permute_tokens,
     "FinalizeRouting": _finalize_routing,
     "FusedExperts": _fused_experts,
 }

@@ -27,10 +27,6 @@ constexpr int64_t kManyThreads = 1 << 19;  // of a grid: beyond, a block takes s
 constexpr int64_t kMaxTokensPerBlock = 4;
 constexpr int64_t kMaxGridRows = 65535;  // the device's
 
-__device__ __forceinline__ void PrefetchIntoL2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 struct FinalizeParams {
   FinalizeArgs args;
   bool routing_settled;

@@ -32,6 +32,11 @@ __device__ __forceinline__ void AllowNext() {
 #endif
 }
 
+// Also ahead of a wait: nothing is read, so whoever still writes it is not missed.
+__device__ __forceinline__ void PrefetchIntoL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // The same address, computed here and not later: ahead of a wait such work costs nothing.
 template <typename T>
 __device__ __forceinline__ T* Settled(T* address) {

@@ -79,6 +79,15 @@ const float* ExpertVector(const Context& context, size_t index, int64_t experts)
   return static_cast<const float*>(tensor->data);
 }
 
+int64_t MapRows(int64_t tokens, int64_t k) {
+  const int64_t rows = tokens * k;
+  if (rows > std::numeric_limits<int32_t>::max()) {
+    throw Error("input 'logits' must have rows that, times k, fit into int32 with the routing maps, but has " +
+                std::to_string(tokens));
+  }
+  return rows;
+}
+
 }  // namespace
 
 const OpSpec& FusedRouterOp::Spec() {
@@ -136,7 +145,7 @@ void FusedRouterOp::Compute(Context& context) const {
   shape.back() = config_.k;
   args.weights = static_cast<float*>(context.Output(kWeights, shape));
   args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));
-  if (has_maps_) args.maps = OutputMaps(context, args.rows, experts);
+  if (has_maps_) args.maps = OutputRoutingMaps(context, kMaps, MapRows(args.rows, config_.k), experts);
 
 #if defined(ORT_MOE_WITH_CUDA)
   if (device_ == Device::kCuda) {
@@ -155,20 +164,6 @@ void FusedRouterOp::Compute(Context& context) const {
   const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);
   context.ParallelFor(args.rows, grain, [&](int64_t begin, int64_t end) { FusedRouterCpu(config_, args, begin, end); });
   if (has_maps_) BuildRoutingMapsCpu(args.indices, args.rows, config_.k, experts, args.maps);
-}
-
-RoutingMaps FusedRouterOp::OutputMaps(Context& context, int64_t tokens, int64_t experts) const {
-  const int64_t rows = tokens * config_.k;
-  if (rows > std::numeric_limits<int32_t>::max()) {
-    throw Error("input 'logits' must have rows that, times k, fit into int32 with the routing maps, but has " +
-                std::to_string(tokens));
-  }
-  RoutingMaps maps{};
-  maps.permuted_to_unpermuted = static_cast<int32_t*>(context.Output(kMaps, {rows}));
-  maps.unpermuted_to_permuted = static_cast<int32_t*>(context.Output(kMaps + 1, {rows}));
-  maps.permuted_to_expert = static_cast<int32_t*>(context.Output(kMaps + 2, {rows}));
-  maps.expert_first_token_offset = static_cast<int64_t*>(context.Output(kMaps + 3, {experts + 1}));
-  return maps;
 }
 
 }  // namespace ort_moe

@@ -22,7 +22,6 @@ class FusedRouterOp {
 
  private:
   void CheckExperts(int64_t experts) const;
-  RoutingMaps OutputMaps(Context& context, int64_t tokens, int64_t experts) const;
 
   RouterConfig config_;
   Device device_;

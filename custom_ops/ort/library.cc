@@ -16,6 +16,7 @@
 #include "ort/finalize_routing_op.h"
 #include "ort/fused_experts_op.h"
 #include "ort/fused_router_op.h"
+#include "ort/permute_tokens_op.h"
 #include "ort/status.h"
 
 #define ORT_MOE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -27,6 +28,7 @@ namespace {
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
       EntryOf<FusedRouterOp>(),
+      EntryOf<PermuteTokensOp>(),
       EntryOf<FinalizeRoutingOp>(),
       EntryOf<FusedExpertsOp>(),
   };

@@ -12,4 +12,13 @@ const std::vector<TensorSpec>& RoutingMapSpecs() {
   return specs;
 }
 
+RoutingMaps OutputRoutingMaps(Context& context, size_t first, int64_t rows, int64_t experts) {
+  RoutingMaps maps{};
+  maps.permuted_to_unpermuted = static_cast<int32_t*>(context.Output(first, {rows}));
+  maps.unpermuted_to_permuted = static_cast<int32_t*>(context.Output(first + 1, {rows}));
+  maps.permuted_to_expert = static_cast<int32_t*>(context.Output(first + 2, {rows}));
+  maps.expert_first_token_offset = static_cast<int64_t*>(context.Output(first + 3, {experts + 1}));
+  return maps;
+}
+
 }  // namespace ort_moe

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/routing_maps.h"
+#include "ort/context.h"
 #include "ort/op_spec.h"
 #include "ort/status.h"
 
@@ -13,6 +15,9 @@ inline constexpr size_t kRoutingMaps = 4;
 
 // In the order of the op table.
 const std::vector<TensorSpec>& RoutingMapSpecs();
+
+// Memory for them, the outputs from number `first` on.
+RoutingMaps OutputRoutingMaps(Context& context, size_t first, int64_t rows, int64_t experts);
 
 // Whether they are there. Throws where some are and some are not; has(i) asks for map i.
 template <typename Has>

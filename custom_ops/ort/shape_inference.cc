@@ -16,6 +16,8 @@ std::string FreshName() {
 
 }  // namespace
 
+Dimension ShapeInference::UnknownSize() { return {-1, FreshName()}; }
+
 const OrtTensorTypeAndShapeInfo* ShapeInference::Info(size_t index) const {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   return Succeeds(api_, api_.ShapeInferContext_GetInputTypeShape(&context_, index, &info)) ? info : nullptr;

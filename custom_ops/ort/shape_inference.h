@@ -23,6 +23,9 @@ class ShapeInference {
  public:
   ShapeInference(const OrtApi& api, OrtShapeInferContext& context) : api_(api), context_(context) {}
 
+  // A size that is not known, with a name of its own.
+  static Dimension UnknownSize();
+
   // Nothing where it is unknown, or a scalar.
   std::optional<SymbolicShape> Input(size_t index) const;
   // Undefined where it is unknown.

@@ -15,6 +15,7 @@ from ort_moe.schemas import register_schemas
 from tests.experts_cases import VARIANTS, ExpertsCase
 from tests.finalize_cases import FinalizeCase
 from tests.op_models import element_type, op_model
+from tests.permute_cases import PermuteCase
 from tests.router_models import router_model
 
 
@@ -154,6 +155,19 @@ def test_finalized_tokens_have_the_type_and_the_columns_of_the_rows(onnx_type: s
     assert inferred(op_model("FinalizeRouting", case.feeds, {})) == {"y": (expected, [2, 3, 24])}
     symbolic = op_model("FinalizeRouting", case.feeds, {}, symbolic=True)
     assert inferred(symbolic) == {"y": (expected, ["weights_0", "weights_1", "expert_output_1"])}
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_permuted_tokens_have_a_row_for_each_choice(onnx_type: str) -> None:
+    case = PermuteCase((2, 3), 4, 24, 6, onnx_type)
+    kind = element_type(case.feeds["x"].dtype)
+    outputs = inferred(op_model("PermuteTokens", case.feeds, case.attributes))
+    assert outputs["permuted_x"] == (kind, [24, 24])
+    assert [outputs[name] for name in MAPS] == [(TensorProto.INT32, [24])] * 3 + [(TensorProto.INT64, [7])]
+    symbolic = inferred(op_model("PermuteTokens", case.feeds, case.attributes, symbolic=True))
+    assert symbolic["permuted_x"] == (kind, ["unk__0", "x_2"])
+    with pytest.raises(shape_inference.InferenceError, match="'num_experts' must be at least 1, but is 0"):
+        shape_inference.infer_shapes(without_output_shapes(op_model("PermuteTokens", case.feeds, {"num_experts": 0})))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,0 +1,29 @@
+// PermuteTokens as an ORT op, on the CPU and on CUDA.
+#pragma once
+
+#include <optional>
+
+#include "kernels/permute_tokens.h"
+#include "ort/context.h"
+#include "ort/node.h"
+#include "ort/op_spec.h"
+#include "ort/scratch.h"
+#include "ort/shape_inference.h"
+
+namespace ort_moe {
+
+class PermuteTokensOp {
+ public:
+  static const OpSpec& Spec();
+  static void InferShapes(ShapeInference& node);
+
+  PermuteTokensOp(const Node& node, Device device);
+  void Compute(Context& context) const;
+
+ private:
+  int64_t experts_;
+  Device device_;
+  std::optional<ScratchAllocator> scratch_;  // on CUDA
+};
+
+}  // namespace ort_moe
