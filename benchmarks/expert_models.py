@@ -15,6 +15,7 @@ from typing import Any, Literal
 import onnx
 from onnx import TensorProto, helper
 
+from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
 
 CONTRIB = "com.microsoft"
@@ -22,15 +23,23 @@ CONTRIB = "com.microsoft"
 SWIGLU: dict[str, AttributeValue] = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
 ROUTER: dict[str, AttributeValue] = {"score": "softmax", "normalize": 1}
 
-_BYTES = {"float": 4, "float16": 2, "bfloat16": 2}
+_QUANT_TYPES = {"nvfp4": "nvfp4", "mxfp4": "fp4", "int4": "int", "int8": "int"}
+"""What QMoE calls the formats that it takes on CUDA, from ONNX Runtime 1.31 on; MoE takes dense weights."""
 
-Tensors = dict[str, tuple[int, tuple[int, ...]]]
+_SCALES = {"nvfp4": TensorProto.FLOAT8E4M3FN, "mxfp4": TensorProto.UINT8, "fp8": TensorProto.FLOAT}
+"""Types of the scales that do not have the rows' type."""
+
+Tensors = dict[str, tuple[int, tuple[Any, ...]]]
 """ONNX element type and shape by name."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer: E experts, K chosen, H hidden, I inner, the weights' format and the rows' type."""
+    """A layer: E experts, K chosen, H hidden, I inner, the weights' format and the rows' type.
+
+    Attributes:
+        block_size: int4, int8, fp8: weights that share a scale.
+    """
 
     experts: int
     k: int
@@ -38,10 +47,27 @@ class Shape:
     inner: int
     weight_format: str
     dtype: str = "bfloat16"
+    block_size: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.weight_format} {self.dtype} {self.experts}/{self.k}/{self.hidden}/{self.inner}"
+        weights = f"{self.weight_format}/{self.block_size}" if self.block_size else self.weight_format
+        return f"{weights} {self.dtype} {self.experts}/{self.k}/{self.hidden}/{self.inner}"
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        """Of FusedExperts."""
+        return {"weight_format": self.weight_format, "block_size": self.block_size, **SWIGLU}
+
+    @property
+    def is_float4(self) -> bool:
+        """Whether weights are e2m1, which QMoE packs along N."""
+        return self.weight_format in ("nvfp4", "mxfp4")
+
+    @property
+    def contrib(self) -> str | None:
+        """The contrib op that takes the format on CUDA."""
+        return "MoE" if self.weight_format == "dense" else "QMoE" if self.weight_format in _QUANT_TYPES else None
 
     @property
     def element_type(self) -> int:
@@ -51,10 +77,12 @@ class Shape:
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert's weights and scales."""
-        weights = 3 * self.hidden * self.inner
-        if self.weight_format == "nvfp4":
-            return weights // 2 + weights // 16
-        return weights * _BYTES[self.dtype]
+        return sum(_element_bytes(kind) * math.prod(dims[1:]) for kind, dims in self.weights().values())
+
+    @property
+    def flops_per_choice(self) -> int:
+        """Products and sums of one token in one expert."""
+        return 2 * 3 * self.hidden * self.inner
 
     @property
     def contrib_session_bytes(self) -> int:
@@ -64,25 +92,38 @@ class Shape:
         """
         if self.weight_format == "dense":
             return 0
-        weights = 3 * self.hidden * self.inner * self.experts
-        return weights // 2 + weights // 16 * (1 + _BYTES[self.dtype])
+        tensors = self.weights(packed_for="QMoE")
+        scales = sum(math.prod(dims) for name, (_, dims) in tensors.items() if name.endswith("_scales"))
+        return self.experts * self.expert_bytes + scales * _element_bytes(self.element_type)
 
     def layers(self) -> tuple[tuple[str, int, int], ...]:
         """Name, N and D of fc1 and fc2."""
         return ("fc1", 2 * self.inner, self.hidden), ("fc2", self.hidden, self.inner)
 
     def weights(self, *, packed_for: Literal["ours", "QMoE"] = "ours") -> Tensors:
-        """The experts' tensors. QMoE declares packed weights as (E, D, N / 2)."""
+        """The experts' tensors. QMoE declares e2m1 weights as (E, D, N / 2), and e8m0 scales by their own type."""
+        block = ExpertsConfig.from_attributes(self.attributes).scale_block
+        kinds = {"dense": self.element_type, "fp8": TensorProto.FLOAT8E4M3FN}
         tensors: Tensors = {}
         for name, n, d in self.layers():
+            packed = (n, d // 2) if self.is_float4 or self.weight_format == "int4" else (n, d)
+            if self.is_float4 and packed_for == "QMoE":
+                packed = (d, n // 2)
+            tensors[f"{name}_weights"] = kinds.get(self.weight_format, TensorProto.UINT8), (self.experts, *packed)
             if self.weight_format == "dense":
-                tensors[f"{name}_weights"] = self.element_type, (self.experts, n, d)
                 continue
-            packed = (n, d // 2) if packed_for == "ours" else (d, n // 2)
-            tensors[f"{name}_weights"] = TensorProto.UINT8, (self.experts, *packed)
-            tensors[f"{name}_scales"] = TensorProto.FLOAT8E4M3FN, (self.experts, n, d // 16)
-            tensors[f"{name}_global_scale"] = TensorProto.FLOAT, (self.experts,)
+            rows = -(-n // block) if self.weight_format == "fp8" else n
+            kind = _SCALES.get(self.weight_format, self.element_type)
+            if self.weight_format == "mxfp4" and packed_for == "QMoE":
+                kind = TensorProto.FLOAT8E8M0
+            tensors[f"{name}_scales"] = kind, (self.experts, rows, -(-d // block))
+            if self.is_float4:
+                tensors[f"{name}_global_scale"] = TensorProto.FLOAT, (self.experts,)
         return tensors
+
+
+def _element_bytes(kind: int) -> int:
+    return helper.tensor_dtype_to_np_dtype(kind).itemsize
 
 
 def pack_along_rows(weights: Any, out: Any) -> None:
@@ -118,15 +159,17 @@ class Model:
         options.add_external_initializers(list(held), list(held.values()))
 
 
-def stack_model(shape: Shape, tokens: int, layers: int, *, contrib: bool, weights_prepacked: bool = False) -> Model:
+def stack_model(
+    shape: Shape, tokens: int | str, layers: int, *, contrib: bool, weights_prepacked: bool = False
+) -> Model:
     """`layers` independent layers: logits{n} (T, E) and x{n} (T, H) to y{n} (T, H).
 
     Args:
         shape: Of every layer.
-        tokens: T.
+        tokens: T; a name leaves it open.
         layers: Their number.
-        contrib: Make them QMoE (nvfp4) or MoE (dense) in place of FusedRouter and FusedExperts.
-        weights_prepacked: QMoE: its weights have our bytes, which ONNX Runtime knows from 1.32 on.
+        contrib: Make them QMoE or MoE in place of FusedRouter and FusedExperts.
+        weights_prepacked: QMoE of nvfp4: its weights have our bytes, which ONNX Runtime knows from 1.32 on.
     """
     inputs: Tensors = {}
     outputs: Tensors = {}
@@ -171,7 +214,7 @@ def _our_nodes(shape: Shape, x: str, logits: str, y: str, *, residual: str = "")
     inputs = [given.get(tensor.name, "") for tensor in FUSED_EXPERTS.inputs]
     while not inputs[-1]:
         inputs.pop()
-    experts: dict[str, Any] = FUSED_EXPERTS.complete({"weight_format": shape.weight_format, **SWIGLU})
+    experts: dict[str, Any] = FUSED_EXPERTS.complete(shape.attributes)
     return [
         helper.make_node("FusedRouter", [logits], [mix, indices], domain=DOMAIN, **router),
         helper.make_node("FusedExperts", inputs, [y], domain=DOMAIN, **experts),
@@ -189,11 +232,18 @@ def _contrib_node(shape: Shape, x: str, logits: str, y: str, weights_prepacked: 
     }
     if shape.weight_format == "dense":
         return helper.make_node("MoE", [x, logits, "fc1_weights", "", "fc2_weights"], [y], domain=CONTRIB, **attributes)
-    attributes |= {"quant_type": "nvfp4", "expert_weight_bits": 4, "block_size": 16}
-    if weights_prepacked:
-        attributes["weights_prepacked"] = 1
-    inputs = [x, logits, "fc1_weights", "fc1_scales", "", "fc2_weights", "fc2_scales", *[""] * 8]
-    inputs += ["fc1_global_scale", "fc2_global_scale"]
+    inputs = [x, logits, "fc1_weights", "fc1_scales", "", "fc2_weights", "fc2_scales"]
+    attributes |= {
+        "quant_type": _QUANT_TYPES[shape.weight_format],
+        "expert_weight_bits": 8 if shape.weight_format == "int8" else 4,
+        "block_size": ExpertsConfig.from_attributes(shape.attributes).scale_block,
+    }
+    if shape.is_float4:
+        inputs += [*[""] * 8, "fc1_global_scale", "fc2_global_scale"]
+        if weights_prepacked:
+            attributes["weights_prepacked"] = 1
+    else:
+        attributes["weights_prepacked"] = 0  # our bytes, which it repacks
     return helper.make_node("QMoE", inputs, [y], domain=CONTRIB, **attributes)
 
 

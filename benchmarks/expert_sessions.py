@@ -6,6 +6,7 @@ through the host, and each of its nodes then keeps a repacked copy of its own: `
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,12 +53,44 @@ def cycle_runner(cycle: Cycle, *, contrib: bool) -> Callable[[], None]:
     return runner(model, cycle.tensors(), cycle.held)
 
 
+class AnyTokens:
+    """A session of a stack as the contrib op, for any number of tokens; each runner has a CUDA graph of its own.
+
+    One session, because QMoE repacks all experts for every one.
+    """
+
+    def __init__(self, experts: Experts, layers: int) -> None:
+        self.experts, self.layers = experts, layers
+        self._model = stack_model(experts.shape, "T", layers, contrib=True)
+        self._session = _session(self._model, experts)
+        self._graphs = itertools.count(1)
+
+    def runner(self, stack: Stack) -> Callable[[], None]:
+        """Runs the session on a stack's tensors."""
+        binding, tensors = self._session.io_binding(), stack.tensors()
+        for bind, described in ((binding.bind_input, self._model.inputs), (binding.bind_output, self._model.outputs)):
+            for name, (kind, _) in described.items():
+                bind(name, self.experts.device, 0, kind, tuple(tensors[name].shape), tensors[name].data_ptr())
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(next(self._graphs)))
+        return lambda: self._session.run_with_iobinding(binding, options)
+
+
 def runner(model: Model, tensors: Mapping[str, torch.Tensor], experts: Experts) -> Callable[[], None]:
     """Runs a session of the model on tensors; constants are the experts' as QMoE packs them.
 
     Raises:
         MemoryError: The device has too little memory left for the copies that QMoE makes.
     """
+    session = _session(model, experts)
+    binding = session.io_binding()
+    for bind, described in ((binding.bind_input, model.inputs), (binding.bind_output, model.outputs)):
+        for name, (kind, shape) in described.items():
+            bind(name, experts.device, 0, kind, shape, tensors[name].data_ptr())
+    return lambda: session.run_with_iobinding(binding)
+
+
+def _session(model: Model, experts: Experts) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     register(options)
@@ -67,12 +100,7 @@ def runner(model: Model, tensors: Mapping[str, torch.Tensor], experts: Experts) 
     provider: Any = "CPUExecutionProvider"
     if experts.device == "cuda":
         provider = ("CUDAExecutionProvider", {"enable_cuda_graph": "1"})
-    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options, providers=[provider])
-    binding = session.io_binding()
-    for bind, described in ((binding.bind_input, model.inputs), (binding.bind_output, model.outputs)):
-        for name, (kind, shape) in described.items():
-            bind(name, experts.device, 0, kind, shape, tensors[name].data_ptr())
-    return lambda: session.run_with_iobinding(binding)
+    return onnxruntime.InferenceSession(model.proto.SerializeToString(), options, providers=[provider])
 
 
 def _check_memory(experts: Experts, nodes: int) -> None:

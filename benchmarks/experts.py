@@ -2,6 +2,7 @@
 
     python -m benchmarks.experts [--json OUT] [--tokens 1 4] [--only nvfp4] [--without-kernels] [--without-ort]
     python -m benchmarks.experts --cycle [--json OUT] [--tokens 1 4] [--only 512/10] [--layers 48]
+    python -m benchmarks.experts --sweep [--json OUT] [--tokens 1 4096] [--only int4] [--loads zipf] [--without-ort]
 
 A stack has 8 layers that share one set of experts, and logits that send each layer and each replay elsewhere, beyond
 the L2. All times are us per layer:
@@ -13,6 +14,9 @@ GB/s: the bytes of the experts chosen, each once, by the layer's time.
 
 A cycle (--cycle) is a decode step: 48 layers one after another, each with the MatMul of its router, with experts shared
 as above; ms per cycle, host time of a run of a session with a CUDA graph.
+
+A sweep (--sweep) times a layer by our launchers at every number of tokens from 1 to 4096, with choices that are even,
+by Zipf's law, or first of all one expert, beside the contrib op in sessions; and says where more tokens take less time.
 
 The last layer is held against float64, and the answers of both sessions against each other. Memory for
 512/10/2560/640 nvfp4: 1.4 GB on the host and on the device, and 1.7 GB more for each QMoE node: 83 GB for a cycle.
@@ -33,9 +37,13 @@ from typing import Any
 import torch
 
 from benchmarks import timing
+from benchmarks.expert_loads import LOADS
 from benchmarks.expert_models import Shape
 from benchmarks.expert_sessions import Cycle, cycle_runner, relative_difference, stack_runner
 from benchmarks.expert_stack import Experts, Stack
+from benchmarks.expert_sweep import COLUMNS as SWEEP_COLUMNS
+from benchmarks.expert_sweep import TOKENS as SWEEP_TOKENS
+from benchmarks.expert_sweep import slower_than_more, sweep
 from benchmarks.output import publish
 
 LAYERS = 8
@@ -46,8 +54,13 @@ SHAPES = (
     Shape(512, 10, 2560, 640, "nvfp4"),
     Shape(128, 8, 2048, 768, "nvfp4"),
     Shape(512, 10, 2560, 640, "nvfp4", "float16"),
+    Shape(512, 10, 2560, 640, "int4", "float16", 32),
+    Shape(32, 4, 2880, 2880, "mxfp4"),
     Shape(512, 10, 2560, 640, "dense"),
     Shape(128, 8, 2048, 768, "dense"),
+    Shape(8, 2, 4096, 14336, "dense"),
+    Shape(128, 8, 2048, 768, "int8", "float16", 128),
+    Shape(128, 8, 2048, 768, "fp8", "bfloat16", 128),
 )
 CYCLE_SHAPES = (Shape(512, 10, 2560, 640, "nvfp4"), Shape(128, 8, 2048, 768, "nvfp4"))
 
@@ -137,7 +150,7 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
     }
     if with_ort:
         times, answers = {}, {}
-        for contrib in (False, True):
+        for contrib in (False, True) if experts.shape.contrib else (False,):
             run = stack_runner(stack, contrib=contrib)
             times[contrib] = timing.session_time(run, nodes=layers, prepare=stack.choose)
             stack.choose()
@@ -146,10 +159,11 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
             run()
             answers[contrib] = stack.y.clone()
             del run
-        difference = relative_difference(answers[False], answers[True])
-        row["layer_ort_us"], row["contrib_us"] = round(times[False], 2), round(times[True], 2)
-        row["ratio_to_contrib"] = round(times[False] / times[True], 2)
-        row["difference_from_contrib"] = float(f"{difference:.1e}")
+        row["layer_ort_us"] = round(times[False], 2)
+        if True in times:
+            row["contrib_us"] = round(times[True], 2)
+            row["ratio_to_contrib"] = round(times[False] / times[True], 2)
+            row["difference_from_contrib"] = float(f"{relative_difference(answers[False], answers[True]):.1e}")
     return row
 
 
@@ -183,7 +197,7 @@ def disagreements(rows: list[dict[str, Any]]) -> list[str]:
     result = []
     for row in rows:
         difference = row.get("difference_from_contrib", 0.0)
-        tolerance = CYCLE_TOLERANCE if "layers" in row else STACK_TOLERANCE[row["shape"].split()[1]]
+        tolerance = CYCLE_TOLERANCE if "cycle_ms" in row else STACK_TOLERANCE[row["shape"].split()[1]]
         if not difference <= tolerance:  # NaN too
             result.append(
                 f"{row['shape']}, T = {row['tokens']}: the contrib op's answer differs by {difference} of its norm"
@@ -220,9 +234,12 @@ CYCLE_COLUMNS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
-    parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 2 4 8, cycles: 1 4")
+    parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 2 4 8, cycles: 1 4, sweeps: 1 to 4096")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--cycle", action="store_true", help="time cycles, not stacks")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--cycle", action="store_true", help="time cycles, not stacks")
+    kind.add_argument("--sweep", action="store_true", help="time a layer at every number of tokens")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS, help="of a sweep; default: all")
     parser.add_argument("--layers", type=int, default=CYCLE_LAYERS, help="of a cycle")
     parser.add_argument("--without-kernels", action="store_true", help="leave the profiler out")
     parser.add_argument("--without-ort", action="store_true", help="time our launchers alone")
@@ -231,6 +248,9 @@ def main() -> None:
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     shapes = [shape for shape in (CYCLE_SHAPES if args.cycle else SHAPES) if args.only in shape.name]
+    if args.sweep:
+        _sweep(args, shapes, copy_gbps)
+        return
     tokens = list(args.tokens or (CYCLE_TOKENS if args.cycle else TOKENS))
     rows = []
     for shape in shapes:
@@ -249,6 +269,14 @@ def main() -> None:
             row |= {f"{part}_us": round(time, 2) for part, time in kernels[row["shape"], row["tokens"]].items()}
     environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
     publish(rows, CYCLE_COLUMNS if args.cycle else COLUMNS, environment, args.json)
+    if wrong := disagreements(rows):
+        sys.exit("\n".join(wrong))
+
+
+def _sweep(args: argparse.Namespace, shapes: list[Shape], copy_gbps: float) -> None:
+    rows = sweep(shapes, args.loads, args.tokens or SWEEP_TOKENS, copy_gbps, with_contrib=not args.without_ort)
+    environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
+    publish(rows, SWEEP_COLUMNS, environment, args.json, {"slower_than_more_tokens": slower_than_more(rows)})
     if wrong := disagreements(rows):
         sys.exit("\n".join(wrong))
 

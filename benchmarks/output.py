@@ -28,15 +28,20 @@ def beside_peer(ours_us: float, peer: tuple[float, str] | None, moved_bytes: flo
 
 
 def publish(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], environment: Mapping[str, Any], path: Path | None
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    environment: Mapping[str, Any],
+    path: Path | None,
+    findings: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Prints the environment and a table, and writes both with all that the rows hold.
+    """Prints the environment, a table and the findings, and writes them with all that the rows hold.
 
     Args:
         rows: The results; a value that is missing or None is shown as `-`.
         columns: Keys of the rows by heading, the row's name first.
         environment: Where they were measured.
         path: The JSON file; None: none.
+        findings: Sentences about the rows, by their key in the file.
     """
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     values = [[row.get(key) for key in columns.values()] for row in rows]
@@ -45,5 +50,8 @@ def publish(
     for first, *others in lines:
         cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         print("  ".join([first.ljust(widths[0]), *cells]))
+    for sentences in (findings or {}).values():
+        for sentence in sentences:
+            print(sentence)
     if path is not None:
-        path.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps({"environment": environment, "rows": rows, **(findings or {})}, indent=1) + "\n")

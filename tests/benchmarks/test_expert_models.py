@@ -8,13 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from benchmarks.expert_models import SWIGLU, Model, Shape, cycle_model, pack_along_rows, stack_model
-from ort_moe.packing import nvfp4
+from benchmarks.expert_models import Model, Shape, cycle_model, pack_along_rows, stack_model
+from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, fused_experts
 from ort_moe.reference.fused_router import fused_router
 from tests.op_models import ort_value
+from tests.qmoe_models import qmoe_runs
 
-SHAPES = {name: Shape(6, 2, 64, 32, name, "float") for name in ("nvfp4", "dense")}
+SHAPES = {name: Shape(6, 2, 64, 32, name, "float") for name in ("nvfp4", "mxfp4", "dense")}
+SHAPES |= {name: Shape(6, 2, 64, 32, name, "float", 32) for name in ("int4", "int8", "fp8")}
 TOKENS, LAYERS = 3, 4
 
 Array = npt.NDArray[Any]
@@ -29,9 +31,19 @@ def experts_of(shape: Shape) -> dict[str, Array]:
         if shape.weight_format == "dense":
             result[f"{name}_weights"] = dense
             continue
-        layer = nvfp4.quantize(dense)
-        layer = layer._replace(global_scale=np.exp2(np.round(np.log2(layer.global_scale))))
-        result |= {f"{name}_{part}": value for part, value in layer._asdict().items()}
+        parts: dict[str, Any] = {}
+        match shape.weight_format:
+            case "nvfp4":
+                layer = nvfp4.quantize(dense)
+                parts = layer._replace(global_scale=np.exp2(np.round(np.log2(layer.global_scale))))._asdict()
+            case "mxfp4":
+                parts = mxfp4.quantize(dense)._asdict()
+            case "fp8":
+                parts = fp8.quantize(dense, shape.block_size)._asdict()
+            case "int4" | "int8" as weight_format:
+                parts = integers.quantize(dense, weight_format, shape.block_size)._asdict()
+        names = ("weights", "scales", "global_scale")
+        result |= {f"{name}_{part}": value for part, value in parts.items() if part in names}
     return result
 
 
@@ -59,27 +71,14 @@ def _bits(array: Array) -> npt.DTypeLike:
 
 def contrib_experts(shape: Shape, experts: dict[str, Array]) -> dict[str, Array]:
     """For a QMoE whose `weights_prepacked = 1`."""
-    if shape.weight_format == "dense":
+    if shape.weight_format != "nvfp4":
         return experts
     declared = shape.weights(packed_for="QMoE")
     return experts | {name: experts[name].reshape(declared[name][1]) for name in ("fc1_weights", "fc2_weights")}
 
 
-def qmoe_runs_nvfp4_on_the_cpu() -> bool:
-    import onnxruntime
-
-    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
-
-
-CONTRIB = [
-    pytest.param(
-        "nvfp4",
-        marks=pytest.mark.skipif(
-            not qmoe_runs_nvfp4_on_the_cpu(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on"
-        ),
-    ),
-    "dense",
-]
+_WITH_QMOE = pytest.mark.skipif(not qmoe_runs(), reason="QMoE runs these on the CPU from ONNX Runtime 1.32 on")
+CONTRIB = [*(pytest.param(name, marks=_WITH_QMOE) for name in ("nvfp4", "int4", "int8")), "dense"]
 
 
 def stack_values(shape: Shape) -> dict[str, Array]:
@@ -106,12 +105,11 @@ def expected_rows(shape: Shape, experts: dict[str, Array], x: Array, logits: Arr
         ExpertLayer(experts[f"{layer}_weights"], experts.get(f"{layer}_scales"), experts.get(f"{layer}_global_scale"))
         for layer in ("fc1", "fc2")
     )
-    attributes: dict[str, Any] = {"weight_format": shape.weight_format, **SWIGLU}
-    return fused_experts(x.astype(np.float32), weights, indices, fc1, fc2, **attributes)
+    return fused_experts(x.astype(np.float32), weights, indices, fc1, fc2, **shape.attributes)
 
 
-def assert_close(got: Array, expected: Array) -> None:
-    assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+def assert_close(got: Array, expected: Array, tolerance: float = 1e-5) -> None:
+    assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -140,7 +138,21 @@ def test_contrib_ops_agree(weight_format: str) -> None:
         model = make(shape, TOKENS, LAYERS, contrib=True, weights_prepacked=weight_format == "nvfp4")
         theirs = run(model, contrib_experts(shape, experts) | values)
         for name in model.outputs:
-            assert_close(theirs[name], ours[name])
+            # QMoE's int8 on the CPU has int8 activations.
+            assert_close(theirs[name], ours[name], 5e-2 if weight_format == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_an_experts_bytes_are_those_of_its_arrays(shape: Shape) -> None:
+    assert shape.expert_bytes * shape.experts == sum(array.nbytes for array in experts_of(shape).values())
+
+
+def test_open_tokens() -> None:
+    shape = SHAPES["dense"]
+    experts, values = experts_of(shape), stack_values(shape)
+    expected = run(stack_model(shape, TOKENS, LAYERS, contrib=True), experts | values)
+    got = run(stack_model(shape, "T", LAYERS, contrib=True), experts | values)
+    np.testing.assert_array_equal(got["y0"], expected["y0"])
 
 
 @pytest.mark.parametrize("packed_along", ["K", "N"])

@@ -8,16 +8,53 @@ from benchmarks.expert_models import Shape
 
 pytestmark = pytest.mark.gpu
 
+SHAPES = {name: Shape(64, 4, 256, 128, name) for name in ("nvfp4", "mxfp4", "dense")}
+SHAPES |= {name: Shape(64, 4, 256, 128, name, "float16", 64) for name in ("int4", "int8", "fp8")}
 
-@pytest.mark.parametrize("weight_format", ["nvfp4", "dense"])
-def test_a_stack(weight_format: str) -> None:
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_stack(shape: Shape) -> None:
     from benchmarks.expert_stack import Experts
     from benchmarks.experts import disagreements, measure
 
-    experts = Experts(Shape(64, 4, 256, 128, weight_format))
-    row = measure(experts, 2, 1000.0, with_ort=True, layers=3)
+    row = measure(Experts(shape), 2, 1000.0, with_ort=True, layers=3)
     assert disagreements([row]) == []
-    assert min(row["layer_us"], row["layer_ort_us"], row["contrib_us"]) > 0
+    assert min(row["layer_us"], row["layer_ort_us"], row.get("contrib_us", 1.0)) > 0
+    assert ("contrib_us" in row) == (shape.weight_format != "fp8")
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_sweep(shape: Shape) -> None:
+    from benchmarks.expert_loads import LOADS
+    from benchmarks.expert_sweep import sweep
+    from benchmarks.experts import disagreements
+
+    rows = sweep([shape], LOADS, [1, 9, 600], 1000.0, with_contrib=True)
+    assert [(row["load"], row["tokens"]) for row in rows] == [
+        (load, tokens) for load in LOADS for tokens in (1, 9, 600)
+    ]
+    assert disagreements(rows) == []
+    assert all(("contrib_us" in row) == (shape.weight_format != "fp8") for row in rows)
+    for load in LOADS:
+        few, *_, many = [row["experts"] for row in rows if row["load"] == load]
+        assert 4.0 == few < many <= 64.0
+
+
+def test_loads_differ() -> None:
+    import torch
+
+    from benchmarks.expert_loads import draw_logits
+
+    counts = {}
+    for load in ("uniform", "zipf", "one"):
+        logits = torch.empty(2, 1000, 64, device="cuda")
+        draw_logits(load, logits, seed=0)
+        chosen = logits.topk(4).indices.flatten(1)
+        counts[load] = [int(torch.bincount(layer, minlength=64).max()) for layer in chosen]
+    assert max(counts["uniform"]) < 120
+    assert min(counts["zipf"]) > 400
+    assert max(counts["zipf"]) < 1000
+    assert counts["one"] == [1000, 1000]
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "dense"])
