@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from docs import sweep
 from docs.code_examples import EXAMPLES
 from ort_moe.json_schemas import SCHEMAS
 from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
@@ -81,14 +82,16 @@ as above. Nearly all bytes are writes, of which this GPU takes 3.3 TB/s in a pla
 _EXPERTS_HEADER = """\
 ## The decode chain
 
-FusedRouter and FusedExperts against ONNX Runtime's contrib ops, QMoE for nvfp4 and MoE for dense weights, on the same
-layers in the same run: `python -m benchmarks.experts` for stacks of layers, and with `--cycle` for decode steps:
+FusedRouter and FusedExperts against ONNX Runtime's contrib ops, MoE for dense weights and QMoE for those of the other
+formats that it takes, on the same layers in the same run: `python -m benchmarks.experts` for stacks of layers, with
+`--sweep` for a layer at every number of tokens, and with `--cycle` for decode steps:
 
 ```sh gpu
 python -m benchmarks.experts --cycle --only 128/8 --tokens 1 --layers 4
 ```
 
-The names give the weights, the rows' type, and E/K/H/I: experts, chosen, hidden and inner size. A run takes 1.4 GB on
+The names give the weights, with the size of their blocks where it varies, the rows' type, and E/K/H/I: experts, chosen,
+hidden and inner size. A run takes 1.4 GB on
 host and device for the experts of nvfp4 512/10/2560/640, which all layers share, and 1.7 GB more on the device for each
 QMoE node, which keeps a repacked copy of its own: 14 GB for 8 layers, 83 GB for a cycle of 48. All answers are held
 against each other, and ours against float64.
@@ -232,21 +235,45 @@ def performance() -> str:
         _STACK_HEADER,
         _recorded("experts", layers, partial(_layer_cells, layer_times)),
         _BOUNDS,
+        *_sweep_section(),
         _CYCLE_HEADER,
         _recorded("expert_cycles", cycles, _cycle_cells),
     ]
     return "\n".join(parts)
 
 
-def _recorded(name: str, head: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]) -> str:
-    """What one benchmark recorded: its machine, and the cells of each row."""
-    record = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def _sweep_section() -> Iterable[str]:
+    record = _record("expert_sweep")
+    yield sweep.HEADER
+    yield _machine(record)
+    for shape, by_tokens in sweep.by_shape(record["rows"]).items():
+        yield f"#### {shape}\n"
+        yield _table(sweep.HEAD, (sweep.cells(tokens, loads) for tokens, loads in by_tokens.items()))
+    yield sweep.findings(record["slower_than_more_tokens"])
+
+
+def sweep_plot() -> str:
+    """The plot of the recorded sweep, as SVG."""
+    return sweep.plot(_record("expert_sweep")["rows"])
+
+
+def _record(name: str) -> Mapping[str, Any]:
+    record: Mapping[str, Any] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _machine(record: Mapping[str, Any]) -> str:
     on = record["environment"]
-    machine = (
+    return (
         f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']}, ONNX Runtime {on['onnxruntime']}, SM clock"
         f" {on['sm_mhz']} MHz, copy bandwidth {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
     )
-    return "\n".join([machine, _table(head, map(cells, record["rows"]))])
+
+
+def _recorded(name: str, head: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]) -> str:
+    """What one benchmark recorded: its machine, and the cells of each row."""
+    record = _record(name)
+    return "\n".join([_machine(record), _table(head, map(cells, record["rows"]))])
 
 
 def _beside_peer(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -326,6 +353,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "ops.md": op_reference,
     "codes.md": reason_codes,
     "performance.md": performance,
+    "performance_sweep.svg": sweep_plot,
     "json.md": json_documents,
     **{f"../ort_moe/json_schemas/{name}.json": partial(_json, schema) for name, schema in SCHEMAS.items()},
 }
