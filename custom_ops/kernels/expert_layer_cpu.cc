@@ -1,5 +1,11 @@
 #include "kernels/expert_layer_cpu.h"
 
+#include <algorithm>
+
+#include "kernels/cache_lines.h"
+#include "kernels/expert_bytes_cpu.h"
+#include "kernels/with_fma.h"
+
 namespace ort_moe {
 
 int64_t ExpertLayerCpu::Position(int64_t d) const {
@@ -8,42 +14,104 @@ int64_t ExpertLayerCpu::Position(int64_t d) const {
   return d - within + (within % 2) * (kRowBlock / 2) + within / 2;
 }
 
-void ExpertLayerCpu::Decode(int64_t expert, int64_t n, float* out) const {
+const float* ExpertLayerCpu::Weights(int64_t expert, int64_t n, int64_t first, int64_t width, float* buffer) const {
   const int64_t row = expert * rows_ + n;
+  const int64_t at = row * depth_ + first;
+  const int64_t count = std::min(width, depth_ - first);
   const int64_t block = config_.scale_block();
-  const int64_t blocks = (depth_ + block - 1) / block;
-  const auto* bytes = static_cast<const uint8_t*>(layer_.weights) + row * depth_ / (config_.nibbles() ? 2 : 1);
-  const auto* scales = static_cast<const uint8_t*>(layer_.scales) + row * blocks;  // where they are bytes
+  const int64_t blocks = (depth_ + block - 1) / block;  // of a row
+  const auto* bytes = static_cast<const uint8_t*>(layer_.weights) + at;
   switch (config_.weight_format) {
     case WeightFormat::kDense:
-      return DecodeDense(row, out);
+      if (dtype_ == DType::kFloat32 && count == width) return static_cast<const float*>(layer_.weights) + at;
+      DecodeDense(at, count, buffer);
+      break;
     case WeightFormat::kNvfp4:
-      return DecodeNvfp4Row(bytes, scales, blocks, out);
     case WeightFormat::kMxfp4:
-      return DecodeMxfp4Row(bytes, scales, blocks, out);
     case WeightFormat::kInt4:
-      return DecodeInt4Row(Integers(bytes, row, blocks, (blocks + 1) / 2), out);
-    case WeightFormat::kInt8:
-      return DecodeInt8Row(Integers(bytes, row, blocks, blocks), out);
+      DecodeNibbles(Nibbles(), NibblesOf(row, first), count / block, buffer);
+      break;
+    case WeightFormat::kInt8: {
+      const int64_t at_block = row * blocks + first / block;
+      const auto* scales = static_cast<const char*>(layer_.scales) + at_block * SizeOf(dtype_);
+      const auto* zeros = static_cast<const uint8_t*>(layer_.zero_points);
+      DecodeInt8({bytes, scales, zeros == nullptr ? nullptr : zeros + at_block, dtype_, count / block, block}, buffer);
+      break;
+    }
     case WeightFormat::kFp8: {
       const int64_t row_of_blocks = expert * ((rows_ + block - 1) / block) + n / block;
-      return DecodeFp8Row(bytes, static_cast<const float*>(layer_.scales) + row_of_blocks * blocks, depth_, block, out);
+      const auto* scales = static_cast<const float*>(layer_.scales) + row_of_blocks * blocks + first / block;
+      DecodeFp8(bytes, scales, count, block, buffer);
+      break;
     }
   }
+  std::fill(buffer + count, buffer + width, 0.0f);
+  return buffer;
 }
 
-void ExpertLayerCpu::DecodeDense(int64_t row, float* out) const {
+bool ExpertLayerCpu::MultiplyFew(int64_t expert, const int64_t* rows, const int64_t* next,
+                                 const float* const* activations, int64_t tokens, float* sums) const {
+  if (!config_.nibbles()) return false;
+  NibbleRow here[kPanelRows], ahead[kPanelRows];
+  for (int64_t r = 0; r < kPanelRows; ++r) {
+    here[r] = NibblesOf(expert * rows_ + rows[r], 0);
+    ahead[r] = NibblesOf(expert * rows_ + next[r], 0);
+  }
+  return MultiplyNibbles(Nibbles(), here, ahead, depth_ / config_.scale_block(), activations, tokens, sums);
+}
+
+void ExpertLayerCpu::Prefetch(int64_t expert, int64_t n, int64_t first, int64_t width) const {
+  const int64_t at = (expert * rows_ + n) * depth_ + first, count = std::min(width, depth_ - first);
+  const bool dense = config_.weight_format == WeightFormat::kDense;
+  const int64_t in_byte = config_.nibbles() ? 2 : 1, size = dense ? SizeOf(dtype_) : 1;
+  const char* address = static_cast<const char*>(layer_.weights) + at * size / in_byte;
+  const int64_t bytes = count * size / in_byte;
+  for (int64_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(address + i);
+  if (config_.nibbles()) __builtin_prefetch(NibblesOf(expert * rows_ + n, first).scales);
+}
+
+void ExpertLayerCpu::DecodeDense(int64_t at, int64_t count, float* out) const {
   WithType(dtype_, [&](auto type) {
     using Type = decltype(type);
-    const auto* weights = static_cast<const typename Type::Storage*>(layer_.weights) + row * depth_;
-    for (int64_t d = 0; d < depth_; ++d) out[d] = Type::Load(weights[d]);
+    const auto* weights = static_cast<const typename Type::Storage*>(layer_.weights) + at;
+    WithFma([&] {
+      for (int64_t d = 0; d < count; ++d) out[d] = Type::Load(weights[d]);
+    });
   });
 }
 
-IntegerRow ExpertLayerCpu::Integers(const uint8_t* codes, int64_t row, int64_t blocks, int64_t zero_bytes) const {
-  const auto* scales = static_cast<const char*>(layer_.scales) + row * blocks * SizeOf(dtype_);
+void PanelMultiplier::Multiply(int64_t expert, const int64_t* rows, const int64_t* next,
+                               const std::vector<const float*>& activations, float* products, int64_t stride) {
+  constexpr int64_t kChunk = ExpertLayerCpu::kChunk;
+  const int64_t tokens = static_cast<int64_t>(activations.size());
+  sums_.resize(tokens * kPanelRows * kRowBlock);
+  if (!layer_.MultiplyFew(expert, rows, next, activations.data(), tokens, sums_.data())) {
+    decoded_.resize(kPanelRows * kChunk);
+    for (int64_t d = 0; d < layer_.stride(); d += kChunk) {
+      const int64_t width = std::min(kChunk, layer_.stride() - d);
+      const float* weights[kPanelRows];
+      for (int64_t r = 0; r < kPanelRows; ++r) {
+        layer_.Prefetch(expert, next[r], d, width);
+        weights[r] = layer_.Weights(expert, rows[r], d, width, decoded_.data() + r * kChunk);
+      }
+      MultiplyPanel(weights, activations.data(), d, tokens, width / kRowBlock, d == 0, sums_.data());
+    }
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    AddPartialSums(sums_.data() + t * kPanelRows * kRowBlock, kPanelRows, products + t * stride);
+  }
+}
+
+NibbleFormat ExpertLayerCpu::Nibbles() const { return {config_.weight_format, dtype_, config_.scale_block()}; }
+
+NibbleRow ExpertLayerCpu::NibblesOf(int64_t row, int64_t first) const {
+  const int64_t block = config_.scale_block(), blocks = depth_ / block;  // of a row
+  const int64_t scale_bytes = config_.weight_format == WeightFormat::kInt4 ? SizeOf(dtype_) : 1;
+  const auto* codes = static_cast<const uint8_t*>(layer_.weights) + (row * depth_ + first) / 2;
+  const auto* scales = static_cast<const char*>(layer_.scales) + (row * blocks + first / block) * scale_bytes;
   const auto* zeros = static_cast<const uint8_t*>(layer_.zero_points);
-  return {codes, scales, zeros == nullptr ? nullptr : zeros + row * zero_bytes, dtype_, blocks, config_.block_size};
+  if (zeros != nullptr) zeros += row * ((blocks + 1) / 2) + first / block / 2;
+  return {codes, scales, zeros};
 }
 
 }  // namespace ort_moe

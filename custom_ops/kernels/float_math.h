@@ -98,15 +98,14 @@ ORT_MOE_HD float PowerOfTwo(int n) { return BitsToFloat(static_cast<uint32_t>(n 
 
 // e^x, within 1 ulp; subnormal results are rounded once, overflow gives +inf, NaN stays NaN.
 ORT_MOE_HD float Exp(float x) {
-#if defined(__CUDA_ARCH__)
   // Past these bounds the steps below give infinity and 0 by themselves; NaN stays NaN. Without branches calls
-  // interleave.
+  // interleave on a device, and loops vectorise on a host.
+#if defined(__CUDA_ARCH__)
   asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(89.0f));
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-104.0f));
 #else
-  if (IsNaN(x)) return x;
-  if (x > 88.7228393f) return Infinity();
-  if (x < -103.972084f) return 0.0f;
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
 #endif
   constexpr float kLog2E = 1.44269504f;
   constexpr float kLn2High = 0.693359375f;  // few bits, so n * kLn2High is exact

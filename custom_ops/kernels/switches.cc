@@ -17,6 +17,8 @@ bool IsSwitchedOn(Switch which) {
   static const bool pdl = Read("ORT_MOE_PDL");
   static const bool fc1_pdl = Read("ORT_MOE_FC1_PDL");
   static const bool fused_route = Read("ORT_MOE_FUSED_ROUTE");
+  static const bool avx2 = Read("ORT_MOE_AVX2");
+  static const bool avx512 = Read("ORT_MOE_AVX512");
   switch (which) {
     case Switch::kPdl:
       return pdl;
@@ -24,6 +26,10 @@ bool IsSwitchedOn(Switch which) {
       return fc1_pdl;
     case Switch::kFusedRoute:
       return fused_route;
+    case Switch::kAvx2:
+      return avx2;
+    case Switch::kAvx512:
+      return avx512;
   }
   return true;
 }

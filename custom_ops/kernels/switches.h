@@ -8,6 +8,8 @@ enum class Switch : int {
   kPdl,         // ORT_MOE_PDL: overlap a kernel's start with its predecessor's end
   kFc1Pdl,      // ORT_MOE_FC1_PDL: the same for the experts' first layer alone
   kFusedRoute,  // ORT_MOE_FUSED_ROUTE: a router builds its maps in its own launch
+  kAvx2,        // ORT_MOE_AVX2: code for AVX2 and FMA, and what needs them, on the CPU
+  kAvx512,      // ORT_MOE_AVX512: code for AVX-512 on the CPU
 };
 
 bool IsSwitchedOn(Switch which);

@@ -2,13 +2,27 @@
 // fmaf call per step costs more than all the rest; the bits are the same either way.
 #pragma once
 
+#include "kernels/switches.h"
+
 namespace ort_moe {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
+// A function for these instructions, to be called where the processor has them.
+#define ORT_MOE_AVX2 __attribute__((target("avx2,fma")))
+#define ORT_MOE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+
 inline bool HasFma() {
-  static const bool has_fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has_fma =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && IsSwitchedOn(Switch::kAvx2);
   return has_fma;
+}
+
+inline bool HasAvx512() {
+  static const bool has_avx512 = HasFma() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                                 IsSwitchedOn(Switch::kAvx512);
+  return has_avx512;
 }
 
 // `flatten` compiles all that `body` calls for the instructions named here.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -78,6 +82,26 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others(variant: str) -> No
     for token in (0, 17, 36):
         alone = {name: case.feeds[name][token : token + 1] for name in ("x", "weights", "indices")}
         assert_same_bits(run_session(session, case.feeds | alone)["y"], together[token : token + 1])
+
+
+def digest() -> str:
+    """Of the bits of calls in each format, with few and many tokens to an expert, in rows of several chunks."""
+    bits = hashlib.sha256()
+    for variant in VARIANTS.values():
+        for tokens in (1, 7, 41):
+            case = ExpertsCase((tokens,), 2, 1, 1184, 96, "float", **variant, has_bias=True)
+            bits.update(run(case).tobytes())
+    return bits.hexdigest()
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    expected = digest()
+    code = "from tests.custom_ops.test_fused_experts_cpu import digest; print(digest())"
+    for switch in ("ORT_MOE_AVX512", "ORT_MOE_AVX2"):
+        other = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {switch: "0"}, capture_output=True, text=True, check=True
+        )
+        assert other.stdout.strip() == expected, switch
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
