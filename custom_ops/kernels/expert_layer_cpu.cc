@@ -19,7 +19,6 @@ const float* ExpertLayerCpu::Weights(int64_t expert, int64_t n, int64_t first, i
   const int64_t at = row * depth_ + first;
   const int64_t count = std::min(width, depth_ - first);
   const int64_t block = config_.scale_block();
-  const int64_t blocks = (depth_ + block - 1) / block;  // of a row
   const auto* bytes = static_cast<const uint8_t*>(layer_.weights) + at;
   switch (config_.weight_format) {
     case WeightFormat::kDense:
@@ -32,7 +31,7 @@ const float* ExpertLayerCpu::Weights(int64_t expert, int64_t n, int64_t first, i
       DecodeNibbles(Nibbles(), NibblesOf(row, first), count / block, buffer);
       break;
     case WeightFormat::kInt8: {
-      const int64_t at_block = row * blocks + first / block;
+      const int64_t at_block = row * scales_ + first / block;
       const auto* scales = static_cast<const char*>(layer_.scales) + at_block * SizeOf(dtype_);
       const auto* zeros = static_cast<const uint8_t*>(layer_.zero_points);
       DecodeInt8({bytes, scales, zeros == nullptr ? nullptr : zeros + at_block, dtype_, count / block, block}, buffer);
@@ -40,7 +39,7 @@ const float* ExpertLayerCpu::Weights(int64_t expert, int64_t n, int64_t first, i
     }
     case WeightFormat::kFp8: {
       const int64_t row_of_blocks = expert * ((rows_ + block - 1) / block) + n / block;
-      const auto* scales = static_cast<const float*>(layer_.scales) + row_of_blocks * blocks + first / block;
+      const auto* scales = static_cast<const float*>(layer_.scales) + row_of_blocks * scales_ + first / block;
       DecodeFp8(bytes, scales, count, block, buffer);
       break;
     }
@@ -57,7 +56,7 @@ bool ExpertLayerCpu::MultiplyFew(int64_t expert, const int64_t* rows, const int6
     here[r] = NibblesOf(expert * rows_ + rows[r], 0);
     ahead[r] = NibblesOf(expert * rows_ + next[r], 0);
   }
-  return MultiplyNibbles(Nibbles(), here, ahead, depth_ / config_.scale_block(), activations, tokens, sums);
+  return MultiplyNibbles(Nibbles(), here, ahead, scales_, activations, tokens, sums);
 }
 
 void ExpertLayerCpu::Prefetch(int64_t expert, int64_t n, int64_t first, int64_t width) const {
@@ -105,12 +104,12 @@ void PanelMultiplier::Multiply(int64_t expert, const int64_t* rows, const int64_
 NibbleFormat ExpertLayerCpu::Nibbles() const { return {config_.weight_format, dtype_, config_.scale_block()}; }
 
 NibbleRow ExpertLayerCpu::NibblesOf(int64_t row, int64_t first) const {
-  const int64_t block = config_.scale_block(), blocks = depth_ / block;  // of a row
+  const int64_t group = first == 0 ? 0 : first / config_.scale_block();
   const int64_t scale_bytes = config_.weight_format == WeightFormat::kInt4 ? SizeOf(dtype_) : 1;
   const auto* codes = static_cast<const uint8_t*>(layer_.weights) + (row * depth_ + first) / 2;
-  const auto* scales = static_cast<const char*>(layer_.scales) + (row * blocks + first / block) * scale_bytes;
+  const auto* scales = static_cast<const char*>(layer_.scales) + (row * scales_ + group) * scale_bytes;
   const auto* zeros = static_cast<const uint8_t*>(layer_.zero_points);
-  if (zeros != nullptr) zeros += row * ((blocks + 1) / 2) + first / block / 2;
+  if (zeros != nullptr) zeros += row * ((scales_ + 1) / 2) + group / 2;
   return {codes, scales, zeros};
 }
 

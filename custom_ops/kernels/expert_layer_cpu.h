@@ -19,7 +19,12 @@ class ExpertLayerCpu {
 
   // `rows` and `depth` are N and D.
   ExpertLayerCpu(const ExpertLayer& layer, const ExpertsConfig& config, DType dtype, int64_t rows, int64_t depth)
-      : layer_(layer), config_(config), dtype_(dtype), rows_(rows), depth_(depth) {}
+      : layer_(layer),
+        config_(config),
+        dtype_(dtype),
+        rows_(rows),
+        depth_(depth),
+        scales_((depth + config.scale_block() - 1) / config.scale_block()) {}
 
   int64_t rows() const { return rows_; }
 
@@ -69,6 +74,7 @@ class ExpertLayerCpu {
   DType dtype_;
   int64_t rows_;
   int64_t depth_;
+  int64_t scales_;  // of a row; kept, because a division takes as long as the decoding of a hundred weights
 };
 
 // Products of panels of an expert's rows with its tokens; for one thread.

@@ -2,7 +2,6 @@
 // the same.
 #include "kernels/expert_nibbles_cpu.h"
 
-#include <array>
 #include <iterator>
 
 #include "kernels/cache_lines.h"
@@ -15,6 +14,10 @@
 #if defined(ORT_MOE_AVX2)
 #include <immintrin.h>
 #endif
+
+// GCC 12 warns of its own header: of values that the instructions overwrite.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 namespace ort_moe {
 namespace {
@@ -32,53 +35,60 @@ struct Group {
 // Each format: the values of the codes, and the groups of a row. Loops over one block are slow, so a size that is known
 // is constant.
 
-struct DoubledE2m1 {
-  static constexpr Codes kCodes = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-  static constexpr bool kHasZeros = false;
+// A scale of one byte: all its values, halved because the codes are doubled, and times each code.
+struct ByteScales {
+  float halved[256];
+  alignas(kCacheLineBytes) float values[256][16];
+
+  ByteScales(const Codes& codes, float (*halved_of)(uint8_t)) {
+    for (int32_t x = 0; x < 256; ++x) {
+      halved[x] = halved_of(static_cast<uint8_t>(x));
+      for (int32_t code = 0; code < 16; ++code) values[x][code] = Mul(static_cast<float>(codes[code]), halved[x]);
+    }
+  }
+};
+
+struct E4m3Scale {
+  static constexpr int64_t kBlocks = 1;
+  static float Halved(uint8_t x) { return Mul(0.5f, E4m3ToFloat(x)); }
+};
+
+struct E8m0Scale {
+  static constexpr int64_t kBlocks = 2;
+  // 2^(x - 127), by its bits: the least two are subnormal.
+  static float Halved(uint8_t x) {
+    if (x == 0xff) return NaN();
+    return BitsToFloat(x >= 2 ? static_cast<uint32_t>(x - 1) << 23 : 0x00200000u << x);
+  }
+};
+
+template <typename Scale>
+class E2m1Groups {
+ public:
+  static constexpr Codes kCodes = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
   static constexpr int64_t kScaleBytes = 1;
-};
+  static constexpr int64_t Blocks(const NibbleFormat&) { return Scale::kBlocks; }
 
-class Nvfp4Groups : public DoubledE2m1 {
- public:
-  static constexpr int64_t Blocks(const NibbleFormat&) { return 1; }
-  explicit Nvfp4Groups(const NibbleRow& row) : scales_(static_cast<const uint8_t*>(row.scales)) {}
-  Group operator()(int64_t g) const { return {halved_[scales_[g]], 0}; }
+  explicit E2m1Groups(const NibbleRow& row) : scales_(static_cast<const uint8_t*>(row.scales)) {}
+  Group operator()(int64_t g) const { return {all_->halved[scales_[g]], 0}; }
+#if defined(ORT_MOE_AVX2)
+  ORT_MOE_AVX512 __m512 Values(int64_t g) const { return _mm512_load_ps(all_->values[scales_[g]]); }
+#endif
 
  private:
-  static const float* Halved() {
-    static const std::array<float, 256> scales = [] {
-      std::array<float, 256> values;
-      for (int32_t x = 0; x < 256; ++x) values[x] = Mul(0.5f, E4m3ToFloat(static_cast<uint8_t>(x)));
-      return values;
-    }();
-    return scales.data();
+  static const ByteScales* All() {
+    static const ByteScales scales(kCodes, Scale::Halved);
+    return &scales;
   }
 
   const uint8_t* scales_;
-  const float* halved_ = Halved();
-};
-
-class Mxfp4Groups : public DoubledE2m1 {
- public:
-  static constexpr int64_t Blocks(const NibbleFormat&) { return 2; }
-  explicit Mxfp4Groups(const NibbleRow& row) : scales_(static_cast<const uint8_t*>(row.scales)) {}
-
-  // Half of 2^(x - 127), by its bits: the least two are subnormal.
-  Group operator()(int64_t g) const {
-    const uint8_t x = scales_[g];
-    if (x == 0xff) return {NaN(), 0};
-    return {BitsToFloat(x >= 2 ? static_cast<uint32_t>(x - 1) << 23 : 0x00200000u << x), 0};
-  }
-
- private:
-  const uint8_t* scales_;
+  const ByteScales* all_ = All();
 };
 
 template <typename Type>
 class Int4Groups {
  public:
   static constexpr Codes kCodes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  static constexpr bool kHasZeros = true;
   static constexpr int64_t kScaleBytes = sizeof(typename Type::Storage);
   static int64_t Blocks(const NibbleFormat& format) { return format.group / kRowBlock; }
 
@@ -88,6 +98,15 @@ class Int4Groups {
     const int zero = zeros_ == nullptr ? 8 : zeros_[g / 2] >> (g % 2 * 4) & 0x0f;
     return {Type::Load(scales_[g]), static_cast<int8_t>(zero)};
   }
+#if defined(ORT_MOE_AVX2)
+  ORT_MOE_AVX512 __m512 Values(int64_t g) const {
+    const Group group = (*this)(g);
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kCodes));
+    const __m512 codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    const __m512 shifted = _mm512_sub_ps(codes, _mm512_set1_ps(static_cast<float>(group.zero)));
+    return _mm512_mul_ps(shifted, _mm512_set1_ps(group.scale));
+  }
+#endif
 
  private:
   const typename Type::Storage* scales_;
@@ -99,9 +118,9 @@ template <typename F>
 void WithGroups(const NibbleFormat& format, const NibbleRow& row, const F& f) {
   switch (format.weight_format) {
     case WeightFormat::kNvfp4:
-      return f(Nvfp4Groups(row));
+      return f(E2m1Groups<E4m3Scale>(row));
     case WeightFormat::kMxfp4:
-      return f(Mxfp4Groups(row));
+      return f(E2m1Groups<E8m0Scale>(row));
     default:
       return WithType(format.dtype, [&](auto type) { f(Int4Groups<decltype(type)>(row)); });
   }
@@ -109,42 +128,22 @@ void WithGroups(const NibbleFormat& format, const NibbleRow& row, const F& f) {
 
 #if defined(ORT_MOE_AVX2)
 
-// GCC 12 warns of its own header: a value that the instruction overwrites.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-
-// A register holds what each code stands for in a group: a shift and a lookup decode a block.
-template <typename Groups>
-struct Avx512Decoder {
-  ORT_MOE_AVX512 static __m512 Codes() {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Groups::kCodes));
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  }
-
-  ORT_MOE_AVX512 static __m512 Values(__m512 codes, const Group& group) {
-    if (Groups::kHasZeros) codes = _mm512_sub_ps(codes, _mm512_set1_ps(static_cast<float>(group.zero)));
-    return _mm512_mul_ps(codes, _mm512_set1_ps(group.scale));
-  }
-
-  ORT_MOE_AVX512 static __m512 Decode(const uint8_t* bytes, __m512 values) {
-    const __m512i shifts = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m128i twice = _mm_castpd_si128(_mm_loaddup_pd(reinterpret_cast<const double*>(bytes)));
-    const __m512i nibbles = _mm512_srlv_epi32(_mm512_cvtepu8_epi32(twice), shifts);  // higher bits have no effect
-    return _mm512_permutexvar_ps(nibbles, values);
-  }
-};
+// A block of which `values` holds what each code stands for: a shift and a lookup.
+ORT_MOE_AVX512 inline __m512 DecodeBlock(const uint8_t* bytes, __m512 values) {
+  const __m512i shifts = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m128i twice = _mm_castpd_si128(_mm_loaddup_pd(reinterpret_cast<const double*>(bytes)));
+  const __m512i nibbles = _mm512_srlv_epi32(_mm512_cvtepu8_epi32(twice), shifts);  // higher bits have no effect
+  return _mm512_permutexvar_ps(nibbles, values);
+}
 
 template <typename Groups>
 ORT_MOE_AVX512 void DecodeAvx512(const NibbleFormat& format, const uint8_t* bytes, Groups group_of, int64_t groups,
                                  float* out) {
   const int64_t group_blocks = Groups::Blocks(format);
-  using Decoder = Avx512Decoder<Groups>;
-  const __m512 codes = Decoder::Codes();
   for (int64_t g = 0; g < groups; ++g) {
-    const __m512 values = Decoder::Values(codes, group_of(g));
+    const __m512 values = group_of.Values(g);
     for (int64_t b = 0; b < group_blocks; ++b, bytes += kHalf, out += kRowBlock) {
-      _mm512_storeu_ps(out, Decoder::Decode(bytes, values));
+      _mm512_storeu_ps(out, DecodeBlock(bytes, values));
     }
   }
 }
@@ -153,10 +152,8 @@ template <typename Groups, int kTokens>
 ORT_MOE_AVX512 void MultiplyAvx512(const NibbleFormat& format, const NibbleRow* rows, const NibbleRow* next,
                                    int64_t groups, const float* const* activations, float* sums) {
   const int64_t group_blocks = Groups::Blocks(format);
-  using Decoder = Avx512Decoder<Groups>;
   constexpr int kRows = 4;
   constexpr int64_t kLine = kCacheLineBytes;
-  const __m512 codes = Decoder::Codes();
   for (int64_t row = 0; row < kPanelRows; row += kRows, rows += kRows, next += kRows) {
     const Groups group_of[kRows] = {Groups(rows[0]), Groups(rows[1]), Groups(rows[2]), Groups(rows[3])};
     const uint8_t* bytes[kRows] = {rows[0].codes, rows[1].codes, rows[2].codes, rows[3].codes};
@@ -170,7 +167,7 @@ ORT_MOE_AVX512 void MultiplyAvx512(const NibbleFormat& format, const NibbleRow* 
     for (int64_t g = 0; g < groups; ++g) {
       __m512 values[kRows];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) values[r] = Decoder::Values(codes, group_of[r](g));
+      for (int r = 0; r < kRows; ++r) values[r] = group_of[r].Values(g);
       for (int64_t b = 0; b < group_blocks; ++b, at += kHalf) {
         if (at % kLine == 0) {
 #pragma GCC unroll 8
@@ -184,7 +181,7 @@ ORT_MOE_AVX512 void MultiplyAvx512(const NibbleFormat& format, const NibbleRow* 
         for (int t = 0; t < kTokens; ++t) x[t] = _mm512_loadu_ps(activations[t] + 2 * at);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const __m512 w = Decoder::Decode(bytes[r] + at, values[r]);
+          const __m512 w = DecodeBlock(bytes[r] + at, values[r]);
 #pragma GCC unroll 8
           for (int t = 0; t < kTokens; ++t) sum[t][r] = _mm512_fmadd_ps(w, x[t], sum[t][r]);
         }
@@ -197,8 +194,6 @@ ORT_MOE_AVX512 void MultiplyAvx512(const NibbleFormat& format, const NibbleRow* 
     }
   }
 }
-
-#pragma GCC diagnostic pop
 
 template <typename Groups>
 ORT_MOE_AVX2 void DecodeAvx2(const NibbleFormat& format, const uint8_t* bytes, Groups group_of, int64_t groups,
