@@ -133,6 +133,16 @@ ms for layers one after another, `x = x + experts(x, x . gate)`, with a MatMul a
 session with a CUDA graph, by host time. The sum is FusedExperts' residual, and an Add behind the contrib op.
 """
 
+_CPU_HEADER = """\
+## Experts on the CPU
+
+`python -m benchmarks.experts_cpu`; the weights, the rows' type, and E/K/H/I of a router and its experts in one session.
+ms: the median over draws of rows of the fastest of five runs, ours and the peer's in turn, on a machine that ran other
+programs too. "Exported graph" is the layer as PyTorch's exporter writes it, with `batched_mm` experts: it copies the
+chosen experts' weights for each choice, and was left out where the copies take over 4 GB. MoE and QMoE are ONNX
+Runtime's contrib ops.
+"""
+
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -238,8 +248,22 @@ def performance() -> str:
         *_sweep_section(),
         _CYCLE_HEADER,
         _recorded("expert_cycles", cycles, _cycle_cells),
+        *_cpu_section(),
     ]
     return "\n".join(parts)
+
+
+def _cpu_section() -> Iterable[str]:
+    record = _record("experts_cpu")
+    on = record["environment"]
+    yield _CPU_HEADER
+    yield f"{on['cpu']} ({on['vectors']}), threads: {on['threads']}, ONNX Runtime {on['onnxruntime']}, {on['date']}.\n"
+    yield _table(("layer", "tokens", "ours", "peer", "", "ours / peer"), map(_cpu_cells, record["rows"]))
+
+
+def _cpu_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    peer, ratio = ("" if row[name] is None else f"{row[name]:.2f}" for name in ("peer_ms", "ratio_to_peer"))
+    return row["shape"], str(row["tokens"]), f"{row['ours_ms']:.2f}", peer, row["peer"], ratio
 
 
 def _sweep_section() -> Iterable[str]:
