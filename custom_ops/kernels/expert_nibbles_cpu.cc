@@ -24,26 +24,20 @@ namespace {
 
 constexpr int64_t kHalf = kRowBlock / 2;
 
-using Codes = int8_t[16];
+// Each format: the groups of a row, and what the 16 codes stand for in them. Loops over one block are slow, so a size
+// that is known is constant.
 
-// What the weights of a group have in common: (value of the code - zero) * scale.
-struct Group {
-  float scale;
-  int8_t zero;
-};
+// A scale of one byte: for each, the values of e2m1's codes times it.
+struct E2m1Values {
+  alignas(kCacheLineBytes) float of_scale[256][16];
 
-// Each format: the values of the codes, and the groups of a row. Loops over one block are slow, so a size that is known
-// is constant.
-
-// A scale of one byte: all its values, halved because the codes are doubled, and times each code.
-struct ByteScales {
-  float halved[256];
-  alignas(kCacheLineBytes) float values[256][16];
-
-  ByteScales(const Codes& codes, float (*halved_of)(uint8_t)) {
+  explicit E2m1Values(float (*halved)(uint8_t)) {
+    constexpr float kDoubled[8] = {0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f};
     for (int32_t x = 0; x < 256; ++x) {
-      halved[x] = halved_of(static_cast<uint8_t>(x));
-      for (int32_t code = 0; code < 16; ++code) values[x][code] = Mul(static_cast<float>(codes[code]), halved[x]);
+      for (int32_t code = 0; code < 8; ++code) {
+        of_scale[x][code] = Mul(kDoubled[code], halved(static_cast<uint8_t>(x)));
+        of_scale[x][code + 8] = -of_scale[x][code];
+      }
     }
   }
 };
@@ -55,7 +49,7 @@ struct E4m3Scale {
 
 struct E8m0Scale {
   static constexpr int64_t kBlocks = 2;
-  // 2^(x - 127), by its bits: the least two are subnormal.
+  // Half of 2^(x - 127), by its bits: the least two are subnormal.
   static float Halved(uint8_t x) {
     if (x == 0xff) return NaN();
     return BitsToFloat(x >= 2 ? static_cast<uint32_t>(x - 1) << 23 : 0x00200000u << x);
@@ -65,46 +59,46 @@ struct E8m0Scale {
 template <typename Scale>
 class E2m1Groups {
  public:
-  static constexpr Codes kCodes = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
+  static constexpr bool kIsE2m1 = true;
   static constexpr int64_t kScaleBytes = 1;
   static constexpr int64_t Blocks(const NibbleFormat&) { return Scale::kBlocks; }
 
   explicit E2m1Groups(const NibbleRow& row) : scales_(static_cast<const uint8_t*>(row.scales)) {}
-  Group operator()(int64_t g) const { return {all_->halved[scales_[g]], 0}; }
+  const float* Values(int64_t g, float*) const { return values_->of_scale[scales_[g]]; }
 #if defined(ORT_MOE_AVX2)
-  ORT_MOE_AVX512 __m512 Values(int64_t g) const { return _mm512_load_ps(all_->values[scales_[g]]); }
+  ORT_MOE_AVX512 __m512 Values(int64_t g) const { return _mm512_load_ps(Values(g, nullptr)); }
 #endif
 
  private:
-  static const ByteScales* All() {
-    static const ByteScales scales(kCodes, Scale::Halved);
-    return &scales;
+  static const E2m1Values* All() {
+    static const E2m1Values values(Scale::Halved);
+    return &values;
   }
 
   const uint8_t* scales_;
-  const ByteScales* all_ = All();
+  const E2m1Values* values_ = All();
 };
 
 template <typename Type>
 class Int4Groups {
  public:
-  static constexpr Codes kCodes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  static constexpr bool kIsE2m1 = false;
   static constexpr int64_t kScaleBytes = sizeof(typename Type::Storage);
   static int64_t Blocks(const NibbleFormat& format) { return format.group / kRowBlock; }
 
   explicit Int4Groups(const NibbleRow& row)
       : scales_(static_cast<const typename Type::Storage*>(row.scales)), zeros_(row.zero_points) {}
-  Group operator()(int64_t g) const {
-    const int zero = zeros_ == nullptr ? 8 : zeros_[g / 2] >> (g % 2 * 4) & 0x0f;
-    return {Type::Load(scales_[g]), static_cast<int8_t>(zero)};
+  float scale(int64_t g) const { return Type::Load(scales_[g]); }
+  int zero(int64_t g) const { return zeros_ == nullptr ? 8 : zeros_[g / 2] >> (g % 2 * 4) & 0x0f; }
+  const float* Values(int64_t g, float* buffer) const {
+    for (int code = 0; code < 16; ++code) buffer[code] = Mul(static_cast<float>(code - zero(g)), scale(g));
+    return buffer;
   }
 #if defined(ORT_MOE_AVX2)
   ORT_MOE_AVX512 __m512 Values(int64_t g) const {
-    const Group group = (*this)(g);
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kCodes));
-    const __m512 codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-    const __m512 shifted = _mm512_sub_ps(codes, _mm512_set1_ps(static_cast<float>(group.zero)));
-    return _mm512_mul_ps(shifted, _mm512_set1_ps(group.scale));
+    const __m512 codes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512 shifted = _mm512_sub_ps(codes, _mm512_set1_ps(static_cast<float>(zero(g))));
+    return _mm512_mul_ps(shifted, _mm512_set1_ps(scale(g)));
   }
 #endif
 
@@ -195,24 +189,34 @@ ORT_MOE_AVX512 void MultiplyAvx512(const NibbleFormat& format, const NibbleRow* 
   }
 }
 
+// Eight weights of the low bits of each number: a lookup by the magnitude, and the sign.
+ORT_MOE_AVX2 inline __m256 LookUpE2m1(__m256 magnitudes, __m256i codes) {
+  const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)), _mm256_set1_ps(-0.0f));
+  return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, codes), sign);
+}
+
 template <typename Groups>
 ORT_MOE_AVX2 void DecodeAvx2(const NibbleFormat& format, const uint8_t* bytes, Groups group_of, int64_t groups,
                              float* out) {
   const int64_t group_blocks = Groups::Blocks(format);
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Groups::kCodes));
-  const __m128i low_bits = _mm_set1_epi8(0x0f);
   for (int64_t g = 0; g < groups; ++g) {
-    const Group group = group_of(g);
-    const __m256 scale = _mm256_set1_ps(group.scale);
-    const __m128i values = _mm_sub_epi8(codes, _mm_set1_epi8(group.zero));
-    for (int64_t b = 0; b < group_blocks; ++b, bytes += kHalf, out += kRowBlock) {
-      const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
-      const __m128i nibbles = _mm_and_si128(_mm_unpacklo_epi64(packed, _mm_srli_epi16(packed, 4)), low_bits);
-      const __m128i decoded = _mm_shuffle_epi8(values, nibbles);
-      const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(decoded));
-      const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(decoded, kHalf)));
-      _mm256_storeu_ps(out, _mm256_mul_ps(low, scale));
-      _mm256_storeu_ps(out + kHalf, _mm256_mul_ps(high, scale));
+    if constexpr (Groups::kIsE2m1) {
+      const __m256 magnitudes = _mm256_load_ps(group_of.Values(g, nullptr));
+      for (int64_t b = 0; b < group_blocks; ++b, bytes += kHalf, out += kRowBlock) {
+        const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+        _mm256_storeu_ps(out, LookUpE2m1(magnitudes, codes));
+        _mm256_storeu_ps(out + kHalf, LookUpE2m1(magnitudes, _mm256_srli_epi32(codes, 4)));
+      }
+    } else {
+      const __m256 scale = _mm256_set1_ps(group_of.scale(g));
+      const __m256i zero = _mm256_set1_epi32(group_of.zero(g)), low_bits = _mm256_set1_epi32(0x0f);
+      for (int64_t b = 0; b < group_blocks; ++b, bytes += kHalf, out += kRowBlock) {
+        const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+        const __m256i low = _mm256_sub_epi32(_mm256_and_si256(codes, low_bits), zero);
+        const __m256i high = _mm256_sub_epi32(_mm256_srli_epi32(codes, 4), zero);
+        _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(low), scale));
+        _mm256_storeu_ps(out + kHalf, _mm256_mul_ps(_mm256_cvtepi32_ps(high), scale));
+      }
     }
   }
 }
@@ -223,11 +227,12 @@ template <typename Groups>
 void DecodePlain(const NibbleFormat& format, const uint8_t* bytes, Groups group_of, int64_t groups, float* out) {
   const int64_t group_blocks = Groups::Blocks(format);
   for (int64_t g = 0; g < groups; ++g) {
-    const Group group = group_of(g);
+    float buffer[16];
+    const float* values = group_of.Values(g, buffer);
     for (int64_t b = 0; b < group_blocks; ++b, bytes += kHalf, out += kRowBlock) {
       for (int64_t i = 0; i < kHalf; ++i) {
-        out[i] = Mul(static_cast<float>(Groups::kCodes[bytes[i] & 0x0f] - group.zero), group.scale);
-        out[kHalf + i] = Mul(static_cast<float>(Groups::kCodes[bytes[i] >> 4] - group.zero), group.scale);
+        out[i] = values[bytes[i] & 0x0f];
+        out[kHalf + i] = values[bytes[i] >> 4];
       }
     }
   }

@@ -53,10 +53,9 @@ ORT_MOE_AVX512 void MultiplyAvx512(const float* const* rows, const float* const*
 }
 
 // Each half of the blocks by itself, so that the sums of four rows with three tokens fit into the registers.
-template <int kTokens>
+template <int kRows, int kTokens>
 ORT_MOE_AVX2 void MultiplyAvx2(const float* const* rows, const float* const* activations, int64_t offset,
                                int64_t blocks, bool first, float* sums) {
-  constexpr int kRows = 4;
   for (int64_t part = 0; part < 2 * kPanelRows / kRows; ++part) {
     const int64_t row = part / 2 * kRows, half = part % 2 * kHalf;
     __m256 sum[kTokens][kRows];
@@ -133,7 +132,7 @@ void MultiplyPanel(const float* const rows[kPanelRows], const float* const* acti
   const Kernel* kernels = kPlain;  // for 1, 2, ... tokens
   int64_t most = 1;
 #if defined(ORT_MOE_AVX2)
-  constexpr Kernel kAvx2[] = {MultiplyAvx2<1>, MultiplyAvx2<2>, MultiplyAvx2<3>};
+  constexpr Kernel kAvx2[] = {MultiplyAvx2<8, 1>, MultiplyAvx2<4, 2>, MultiplyAvx2<4, 3>};
   constexpr Kernel kAvx512[] = {MultiplyAvx512<8, 1>, MultiplyAvx512<8, 2>, MultiplyAvx512<8, 3>,
                                 MultiplyAvx512<4, 4>, MultiplyAvx512<4, 5>, MultiplyAvx512<4, 6>};
   if (HasAvx512()) {
