@@ -449,7 +449,8 @@ def fused_experts_scratch_bytes(
 ) -> int:
     """Bytes of scratch that `fused_experts` needs with or without given maps; may be 0."""
     shape = _experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype)
-    call = _FusedExpertsCall(**shape, **(dict.fromkeys(_MAPS, 1) if with_maps else {}))
+    weight_on = _choice("weight_on", config.weight_on, FUSED_EXPERTS)
+    call = _FusedExpertsCall(**shape, weight_on=weight_on, **(dict.fromkeys(_MAPS, 1) if with_maps else {}))
     size: int = _function("ort_moe_fused_experts_scratch_bytes")(ctypes.byref(call))
     return size
 

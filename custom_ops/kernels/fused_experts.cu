@@ -4,8 +4,10 @@
 //           finalize (fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
 //   many    FC1, FC2 (both fused_experts_grouped.cuh) and FinalizeRouting, with the maps, which are built first where
 //           none are given
-//   plain   the other formats, float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
-// The order of every sum comes from the layer's depth alone, so few and many give the same bits.
+//   gemm    many, where Hopper's wgmma can be used: FC1, FC2 (both fused_experts_gemm.cu) and FinalizeRouting
+//   plain   what is left: other formats, float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
+// The order of every sum comes from the layer's depth and the way alone, so a token's bits do not depend on the others
+// that go the same way; few and many give the same.
 //
 // ORT_MOE_FC1_PDL=0 in the environment launches FC1 plainly, after the router has ended; ORT_MOE_PDL=0 does so with all
 // kernels.
@@ -16,6 +18,7 @@
 #include "kernels/fused_experts.h"
 #include "kernels/fused_experts_fc1.cuh"
 #include "kernels/fused_experts_fc2.cuh"
+#include "kernels/fused_experts_gemm.h"
 #include "kernels/fused_experts_grouped.cuh"
 #include "kernels/fused_experts_plain.cuh"
 #include "kernels/launch.cuh"
@@ -27,13 +30,17 @@ namespace {
 // 32 columns, and four e4m3 scales at once.
 constexpr int64_t kDenseAlignment = 32, kNvfp4Alignment = 64;
 constexpr int64_t kMaxGridY = 65535;
+// Up to how many rows an expert has in the mean, dense weights come faster to blocks that take 8 rows of it.
+constexpr int64_t kGroupedRows = 4;
 constexpr size_t kScratchAlignment = 256;
 
 size_t Aligned(size_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-enum class Path { kFew, kMany, kPlain };
+enum class Path { kFew, kMany, kGemm, kPlain };
+
+bool NeedsMaps(Path path) { return path == Path::kMany || path == Path::kGemm; }
 
 // How a call is computed: from shapes, attributes and the device alone.
 struct Plan {
@@ -92,6 +99,13 @@ Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
   return PlainPlan(args);
 }
 
+Plan GemmPlan(const ExpertsArgs& args) {
+  Plan plan = PlainPlan(args);
+  plan.path = Path::kGemm;
+  plan.activated_stride = CeilDiv(args.inner, kGemmRowElements) * kGemmRowElements;
+  return plan;
+}
+
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
 // Whether the format has kernels for tensor cores.
@@ -110,11 +124,14 @@ bool HasFastKernels(WeightFormat format) {
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
-  const int64_t alignment = config.weight_format == WeightFormat::kDense ? kDenseAlignment : kNvfp4Alignment;
-  if (!HasFastKernels(config.weight_format) || args.dtype == DType::kFloat32 || args.hidden % alignment != 0 ||
-      args.inner % alignment != 0 || IsEmpty(args) || args.experts > kMaxGridY) {
-    return PlainPlan(args);
-  }
+  if (IsEmpty(args)) return PlainPlan(args);
+  const bool dense = config.weight_format == WeightFormat::kDense;
+  const int64_t alignment = dense ? kDenseAlignment : kNvfp4Alignment, slots = args.tokens * args.k;
+  const bool fits = HasFastKernels(config.weight_format) && args.dtype != DType::kFloat32 &&
+                    args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY;
+  const bool sparse = slots <= kMaxDirectSlots || (dense && slots <= kGroupedRows * args.experts);
+  if (!(fits && sparse) && HasExpertsGemm(config, args)) return GemmPlan(args);
+  if (!fits) return PlainPlan(args);
   int device = 0, processors = 0, shared_limit = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
@@ -122,24 +139,26 @@ Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
     return PlainPlan(args);
   }
   const size_t limit = static_cast<size_t>(shared_limit);
-  if (config.weight_format == WeightFormat::kDense) return PlanOf<DenseFormat<__half>>(args, processors, limit);
+  if (dense) return PlanOf<DenseFormat<__half>>(args, processors, limit);
   return args.dtype == DType::kBFloat16 ? PlanOf<Nvfp4Format<__nv_bfloat16>>(args, processors, limit)
                                         : PlanOf<Nvfp4Format<__half>>(args, processors, limit);
 }
 
 // Parts of the scratch, in order.
 struct Scratch {
-  size_t activated, output, ones, maps[4], maps_scratch, end;
+  size_t activated, output, ones, prepared, maps[4], maps_scratch, end;
 };
 
 Scratch LayOut(const ExpertsConfig& config, const ExpertsArgs& args, const Plan& plan) {
   const size_t slots = static_cast<size_t>(args.tokens * args.k), element = SizeOf(args.dtype);
-  const bool many = plan.path == Path::kMany;
+  const bool many = NeedsMaps(plan.path);
   const bool builds = many && !args.maps;
   Scratch s{};
   s.output = s.activated + Aligned(slots * plan.activated_stride * element);
   s.ones = s.output + (many ? Aligned(slots * args.hidden * element) : 0);
-  s.maps[0] = s.ones + (many && config.weight_on == WeightOn::kInput ? Aligned(slots * sizeof(float)) : 0);
+  s.prepared = s.ones + (many && config.weight_on == WeightOn::kInput ? Aligned(slots * sizeof(float)) : 0);
+  const bool prepares = plan.path == Path::kGemm && PreparesTokens(config);
+  s.maps[0] = s.prepared + (prepares ? Aligned(args.tokens * args.hidden * element) : 0);
   s.maps[1] = s.maps[0] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
   s.maps[2] = s.maps[1] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
   s.maps[3] = s.maps[2] + (builds ? Aligned(slots * sizeof(int32_t)) : 0);
@@ -173,10 +192,10 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   char* const base = static_cast<char*>(args.scratch);
   p.activated = base + scratch.activated;
   p.output = base + scratch.output;
-  if (plan.path == Path::kMany && config.weight_on == WeightOn::kInput) {
+  if (NeedsMaps(plan.path) && config.weight_on == WeightOn::kInput) {
     p.ones = reinterpret_cast<float*>(base + scratch.ones);
   }
-  if (plan.path == Path::kMany && !args.maps) {
+  if (NeedsMaps(plan.path) && !args.maps) {
     p.maps.permuted_to_unpermuted = reinterpret_cast<int32_t*>(base + scratch.maps[0]);
     p.maps.unpermuted_to_permuted = reinterpret_cast<int32_t*>(base + scratch.maps[1]);
     p.maps.permuted_to_expert = reinterpret_cast<int32_t*>(base + scratch.maps[2]);
@@ -226,16 +245,24 @@ cudaError_t LaunchGrouped(const ExpertsParams& p, cudaStream_t stream) {
 }
 
 template <typename Format>
-cudaError_t LaunchMany(const ExpertsArgs& args, size_t maps_scratch, const ExpertsParams& p, cudaStream_t stream) {
+cudaError_t LaunchMany(const ExpertsConfig& config, const ExpertsArgs& args, const Plan& plan, const ExpertsParams& p,
+                       cudaStream_t stream) {
   if (!args.maps) {
-    void* const scratch = static_cast<char*>(args.scratch) + maps_scratch;
+    void* const scratch = static_cast<char*>(args.scratch) + LayOut(config, args, plan).maps_scratch;
     if (cudaError_t error = LaunchRoutingMaps(args.indices, args.tokens, args.k, args.experts, p.maps, scratch, stream);
         error != cudaSuccess) {
       return error;
     }
   }
-  if (cudaError_t error = LaunchGrouped<Format, true>(p, stream); error != cudaSuccess) return error;
-  if (cudaError_t error = LaunchGrouped<Format, false>(p, stream); error != cudaSuccess) return error;
+  cudaError_t error = cudaSuccess;
+  if (plan.path == Path::kGemm) {
+    void* const prepared = static_cast<char*>(args.scratch) + LayOut(config, args, plan).prepared;
+    error = LaunchExpertsGemm(args.dtype, p, prepared, stream);
+  } else {
+    error = LaunchGrouped<Format, true>(p, stream);
+    if (error == cudaSuccess) error = LaunchGrouped<Format, false>(p, stream);
+  }
+  if (error != cudaSuccess) return error;
   FinalizeArgs finalize{};
   finalize.expert_output = p.output;
   finalize.weights = p.ones == nullptr ? args.weights : p.ones;
@@ -278,9 +305,7 @@ cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args,
       return p.tokens == 1 ? LaunchFew<Format<T>, false>(plan.blocks, p, stream)
                            : LaunchFew<Format<T>, true>(plan.blocks, p, stream);
     }
-    if (plan.path == Path::kMany && aligned) {
-      return LaunchMany<Format<T>>(args, LayOut(config, args, plan).maps_scratch, p, stream);
-    }
+    if (NeedsMaps(plan.path) && aligned) return LaunchMany<Format<T>>(config, args, plan, p, stream);
   }
   return LaunchPlain<T>(p, stream);
 }
