@@ -19,6 +19,9 @@ UNIT: Mapping[str, float] = {"float": 2.0**-24, "float16": 2.0**-11, "bfloat16":
 SMALLEST: Mapping[str, float] = {"float": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 """Half the smallest number above 0."""
 
+ROUNDED_FORMATS = ("int4", "int8", "fp8")
+"""Formats whose weights a kernel may round to the type of x, before the product."""
+
 SUM = 2.0**-18
 """Of a float32 sum in any order and of any float32 function, beside the sum of magnitudes."""
 
@@ -44,17 +47,18 @@ def error_bounds(config: ExpertsConfig, feeds: Mapping[str, Any], onnx_type: str
         """The error once the value is rounded to the type of x."""
         return error + UNIT[onnx_type] * (np.abs(value) + error) + SMALLEST[onnx_type]
 
+    product = SUM + (UNIT[onnx_type] if config.weight_format in ROUNDED_FORMATS else 0.0)
     total, bounds = np.zeros_like(x), np.zeros_like(x)
     for expert in range(len(w1)):
         tokens, choices = np.nonzero(indices == expert)
         rows, mix = x[tokens], weights[tokens, choices, None]
         before, after = (mix, np.ones_like(mix)) if config.weight_on == "input" else (np.ones_like(mix), mix)
         fc1 = rows @ w1[expert].T * before + b1[expert]
-        error = SUM * (np.abs(rows) @ np.abs(w1[expert]).T * np.abs(before) + np.abs(b1[expert]))
+        error = product * (np.abs(rows) @ np.abs(w1[expert]).T * np.abs(before)) + SUM * np.abs(b1[expert])
         a, error = _activated(config, fc1, rounded(fc1, error))
         error = rounded(a, error)
         fc2 = a @ w2[expert].T + b2[expert]
-        error = (error + SUM * (np.abs(a) + error)) @ np.abs(w2[expert]).T + SUM * np.abs(b2[expert])
+        error = (error + product * (np.abs(a) + error)) @ np.abs(w2[expert]).T + SUM * np.abs(b2[expert])
         np.add.at(bounds, tokens, np.abs(after) * (rounded(fc2, error) + SUM * np.abs(fc2)))
         np.add.at(total, tokens, after * fc2)
     if "residual" in feeds:
