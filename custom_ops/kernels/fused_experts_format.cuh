@@ -25,8 +25,9 @@ template <typename T>
 struct DenseFormat {
   using Element = T;
   static constexpr int kStep = 32;      // elements of the reduction in a warp's step
-  static constexpr int kFc1Groups = 4;  // of weights in flight, in FC1 and in both layers for many tokens
-  static constexpr int kFc2Groups = 3;  // where the activations of all choices lie beside them
+  static constexpr int kFc1Groups = 4;   // of weights in flight in a warp
+  static constexpr int kFc2Groups = 3;   // where the activations of all choices lie beside them
+  static constexpr int kManyGroups = 4;  // in both layers for many tokens
   static constexpr int kFc2Tokens = 2;  // of an expert at once, where four share the tensor core
   static constexpr int kStepScales = 0;
   static constexpr bool kScaled = false;
@@ -43,8 +44,9 @@ struct Nvfp4Format {
   using Element = T;
   static constexpr int kStep = 128;
   static constexpr int kStepScales = kStep / static_cast<int>(kNvfp4Block);  // of a row
-  static constexpr int kFc1Groups = 3;
+  static constexpr int kFc1Groups = 2;  // a third delays the first by more than it brings later
   static constexpr int kFc2Groups = 2;
+  static constexpr int kManyGroups = 3;
   static constexpr int kFc2Tokens = 4;
   static constexpr bool kScaled = true;
   static constexpr float kFactor = 16384.0f;

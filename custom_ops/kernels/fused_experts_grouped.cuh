@@ -20,7 +20,7 @@ constexpr int kSets = 2;  // of 16 weight rows in a block
 template <typename Format>
 struct GroupedShared {
   static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int chunk) {
-    return static_cast<size_t>(kSets * layer.slices) * (WeightRing<Format, Format::kFc1Groups>::kBytes +
+    return static_cast<size_t>(kSets * layer.slices) * (WeightRing<Format, Format::kManyGroups>::kBytes +
                                                         static_cast<size_t>(kSetRows * chunk) * sizeof(float)) +
            static_cast<size_t>(chunk) * StagedStride<Format>(layer.depth);
   }
@@ -28,7 +28,7 @@ struct GroupedShared {
   __device__ __forceinline__ GroupedShared(uint4* memory, const LayerParams& layer, int chunk) {
     const int warps = kSets * layer.slices;
     rings = reinterpret_cast<char*>(memory);
-    activations = rings + warps * WeightRing<Format, Format::kFc1Groups>::kBytes;
+    activations = rings + warps * WeightRing<Format, Format::kManyGroups>::kBytes;
     partial = reinterpret_cast<float*>(activations + chunk * StagedStride<Format>(layer.depth));
   }
 
@@ -41,7 +41,7 @@ struct GroupedShared {
 template <typename Format, bool kFirst>
 __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(const ExpertsParams p) {
   using T = typename Format::Element;
-  using Ring = WeightRing<Format, Format::kFc1Groups>;
+  using Ring = WeightRing<Format, Format::kManyGroups>;
   extern __shared__ uint4 shared[];
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, warps = blockDim.x / kLanes;
