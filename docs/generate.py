@@ -115,7 +115,8 @@ one:
 - At 4 tokens the products run at the speed of memory: FC1's 73.7 MB in 17 us (4.3 TB/s), FC2's 36.9 MB in 9.4 us
   (3.9 TB/s). The other half of the time goes before and after them: each block reads the routing and finds its items
   (3.5 us), fills its rings (2 us), converts the activations (1.5 us), in FC1 and again in FC2, and finishes its columns
-  (2 us): code that runs once a block, and presumably comes from memory behind the weights.
+  (2 us). That code is executed rather than waited for: in a kernel that ran both layers twice, on other experts, the
+  second time took as long, and 2 % of the stalls were for instructions.
 - At 1 token 6.4 us of 22.5 would do for the bytes. FC1 is at work for 11 us, of which 5 are products; FC2 waits for its
   last block, 2 us behind the median, then takes 1.1 us to stage, 2.4 for the products and 0.9 to finish. FC1's issue
   slots are 32 % busy, its pipe of logical operations 38 %, DRAM 26 %; 22 % of the stalls are barriers.
@@ -123,7 +124,13 @@ one:
 Other designs, in us at 1 and 4 tokens, measured in the same way: many small blocks that scale each weight before the
 product 23.7 and 80.8; the same, scaling blocks of 16 after the product 28.6 and 100; one block a multiprocessor whose
 warps meet at a barrier for each unit 24.1 and 68; FC2 resident beside FC1, its weights prefetched into the L2, with the
-registers that leaves, 22.9 and 89; half as many warps again, with fewer registers, 29 and 107.
+registers that leaves, 22.9 and 89; half as many warps again, with fewer registers, 29 and 107. One kernel for both
+layers, behind one that finds the items, whose blocks meet by flags between the layers: 23.1 and 62.6 with FC2's weights
+streaming on behind FC1's, 23.9 and 65 where they are asked for once a block has finished its part of FC1; beside 22.4
+and 57.7 with two kernels. What the second launch costs goes into the kernel ahead, 1.5 us until the other one goes on,
+and into the flags, 1 to 2 us behind the last block; and the products took no less time. Weights that leave the L2
+first: no difference, dense 3 % slower. Two groups of weights in flight in FC1 in place of three, which is how it is
+now: 21.9 and 55.9.
 """
 
 _CYCLE_HEADER = """\
