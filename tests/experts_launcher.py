@@ -21,6 +21,9 @@ Array = npt.NDArray[Any]
 POISON = 0xA5
 """Every byte of a result before it is written."""
 
+GUARD = 1024
+"""Bytes behind the scratch that nobody may write."""
+
 
 def device_bytes(array: Array) -> Any:
     """The array's bytes in device memory, as an OrtValue; at least 256 of them, so that an empty one has an address."""
@@ -52,7 +55,7 @@ class Launcher:
             "dtype": case.onnx_type,
         }
         size = kernels.fused_experts_scratch_bytes(self.config, **self.sizes, with_maps=case.has_maps)
-        self.scratch = device_bytes(np.full(size, 0xFF, np.uint8))  # NaN, where it is read before it is written
+        self.scratch = device_bytes(np.full(size + GUARD, 0xFF, np.uint8))  # NaN, where it is read before it is written
 
     def __call__(self) -> Array:
         """Launches; y, (..., H)."""

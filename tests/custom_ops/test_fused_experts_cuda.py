@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.experts_cases import ACTIVATIONS, FORMATS, VARIANTS, ExpertsCase, experts_cases
 from tests.experts_codes import every_code, unchosen_nan
-from tests.experts_launcher import POISON, Launcher, device_bytes, launch
+from tests.experts_launcher import GUARD, POISON, Launcher, device_bytes, launch
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
 
@@ -218,6 +218,17 @@ def _check_parts(case: ExpertsCase, parts: Iterable[tuple[int, int]]) -> None:
 def test_given_maps_and_own_maps() -> None:
     for case in bit_cases():
         assert_same_bits(launch(dataclasses.replace(case, has_maps=True)), launch(case))
+
+
+@pytest.mark.parametrize("weight_on", ["output", "input"])
+@pytest.mark.parametrize("onnx_type", DTYPES)
+def test_nothing_is_written_behind_the_scratch(onnx_type: str, weight_on: str) -> None:
+    for weight_format in FORMATS:
+        for tokens in (1, 9, 70, 300):
+            attributes = {**ACTIVATIONS[0], "weight_on": weight_on}
+            launcher = Launcher(ExpertsCase((tokens,), 8, 2, 64, 192, onnx_type, weight_format, attributes))
+            launcher()
+            assert (launcher.scratch.numpy()[-GUARD:] == 0xFF).all()
 
 
 def test_finalize_routing_of_the_experts_rows_gives_the_same_bits() -> None:
