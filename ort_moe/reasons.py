@@ -81,7 +81,7 @@ _ALL = (
     Reason(
         "OM008",
         "rule-left-out",
-        "The rule that makes a FusedRouter of this choice was switched off.",
+        "The rule that makes a FusedRouter of this choice, or a FusedExperts of its experts, was switched off.",
         "Run again without --skip and --rules.",
     ),
     Reason(
@@ -93,7 +93,7 @@ _ALL = (
     Reason(
         "OM010",
         "read-by-others",
-        "Another node, or an output of the model, reads a value that a fused router no longer computes.",
+        "Another node, or an output of the model, reads a value that a fused node no longer computes.",
         "Export without what reads it, for example without router probabilities as outputs.",
     ),
     Reason(
@@ -121,6 +121,42 @@ _ALL = (
         "weights-as-inputs",
         "The experts' weights are also inputs of the graph, so that whoever runs the model may replace them.",
         "Export without keep_initializers_as_inputs=True.",
+    ),
+    Reason(
+        "OM015",
+        "experts-form",
+        "What is computed with the chosen experts is not in a form that FusedExperts covers.",
+        f"The model is right as it is. To have these experts covered, {_REPORT}.",
+    ),
+    Reason(
+        "OM016",
+        "experts-activation",
+        "What stands between the two layers of the experts is no activation of FusedExperts.",
+        f"The model is right as it is. To have this activation covered, {_REPORT}.",
+    ),
+    Reason(
+        "OM017",
+        "expert-weights-computed",
+        "The experts' weights are no constants of the graph: they are computed, or fed, while the model runs.",
+        "Export with the weights as constants, and fold what is computed of constants alone.",
+    ),
+    Reason(
+        "OM018",
+        "expert-weights-shared",
+        "The experts' weights would have to be stored a second time, for something else reads them as they are.",
+        "Nothing: two copies of the weights cost more than the fused experts gain.",
+    ),
+    Reason(
+        "OM019",
+        "experts-mismatch",
+        "The experts do not belong to this choice: their number, or that of the choices of a token, is another.",
+        "See that the router and the experts are of one layer, and of one configuration.",
+    ),
+    Reason(
+        "OM020",
+        "experts-in-subgraph",
+        "These experts are in a body of If, Loop or Scan, where experts are not rewritten.",
+        "Export without control flow around the layer.",
     ),
 )
 

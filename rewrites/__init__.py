@@ -1,11 +1,12 @@
-"""The graph rewrites: find the routers of a model and turn each into one FusedRouter node.
+"""The graph rewrites: find the MoE blocks of a model and turn each into one FusedRouter and one FusedExperts node.
 
     model = onnx_ir.load("model.onnx")
     result = rewrite(model)
     for site in result.sites: ...
 
 A seed turns the TopK of a router into a bare FusedRouter, growth rules absorb what stands next to it, and every
-intermediate graph is right: a router that nobody has seen is fused partly, never wrongly.
+intermediate graph is right: a router that nobody has seen is fused partly, never wrongly. The experts behind it are
+read as a whole, in the forms that exporters give them, or left.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import onnx_ir as ir
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
-from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, spell_standard_domain
+from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, put_in_order, spell_standard_domain
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
+from ort_moe.rewrites.experts import fuse_experts
+from ort_moe.rewrites.experts.node import is_experts
+from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
@@ -36,7 +40,7 @@ from ort_moe.rewrites.spelling import respell
 from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
 
-__all__ = ["RULES", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
+__all__ = ["RULES", "ExpertsSite", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,25 @@ class RewriteResult:
         sites: Every router and every other TopK.
         passes: What each step did and took.
         findings: What concerns the model as a whole.
+        experts: The experts behind every router.
     """
 
     modified: bool
     sites: tuple[Site, ...]
     passes: tuple[PassRecord, ...]
     findings: tuple[Finding, ...] = ()
+    experts: tuple[ExpertsSite, ...] = ()
 
 
 def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = ()) -> RewriteResult:
     """Fuse the routers of the model, in place: those of the graph and of the bodies of If, Loop and Scan in it.
 
+    And the experts behind them, where they are in the graph itself.
+
     Model-local functions that hold a router, or call one that does, are inlined first.
 
-    The names of graph inputs and outputs, of each router's logits, and of the values that carry its weights and indices
-    stay. Each FusedRouter comes with a model-local function of standard operators.
+    The names of graph inputs and outputs, of each router's logits, of the values that carry its weights and indices,
+    and of what the experts return stay. Each fused node comes with a model-local function of standard operators.
 
     Args:
         model: Any ONNX model with the standard operator set 13 or newer; expert weights are not read.
@@ -106,7 +114,13 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     engine = Engine(chosen)
     records.extend(engine.run(model))
 
+    fusion = fuse_experts(model, chosen)
+    if fusion.fused:
+        put_in_order(model)
+    records.extend(PassRecord(name, applied, fusion.seconds[name]) for name, applied in fusion.applied.items())
+
     sites = collect_sites(model, engine.by_root, engine.seeding)
+    experts = collect_experts(model, fusion, chosen)
     start = time.perf_counter()
     put_back = unseed(model.graph)
     if put_back:
@@ -117,13 +131,21 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     start = time.perf_counter()
     added = attach_functions(model)
     records.append(PassRecord("attach functions", added, time.perf_counter() - start))
-    if not had_import and not any(is_router(node) for node in model.graph.all_nodes()):
+    if not had_import and not any(is_router(node) or is_experts(node) for node in model.graph.all_nodes()):
         imports.pop(DOMAIN, None)
 
     findings = [] if complaint is None else [Finding(REASONS["shape-inference-failed"], "", complaint)]
     findings += _baked_in_loops(model)
-    modified = modified or inlined > 0 or split > 0 or respelt > 0 or added > 0 or fingerprint(model.graph) != before
-    return RewriteResult(modified, sites, tuple(records), tuple(findings))
+    modified = (
+        modified
+        or bool(fusion.fused)
+        or inlined > 0
+        or split > 0
+        or respelt > 0
+        or added > 0
+        or fingerprint(model.graph) != before
+    )
+    return RewriteResult(modified, sites, tuple(records), tuple(findings), experts)
 
 
 def _baked_in_loops(model: ir.Model) -> list[Finding]:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
 from ort_moe.rewrites.canonicalize import put_in_order
+from ort_moe.rewrites.experts import EXPERTS_RULES
 from ort_moe.rewrites.growth import (
     CAST_RULES,
     GATHER_RULES,
@@ -78,7 +79,7 @@ def _table() -> dict[str, RuleInfo]:
     table: dict[str, RuleInfo] = {}
     for rule in all_rules():
         table.setdefault(rule.title, rule.info())
-    return table
+    return {**table, **EXPERTS_RULES}
 
 
 RULES: Mapping[str, RuleInfo] = _table()

@@ -1,4 +1,6 @@
-"""The portable body of a FusedRouter: a model-local function of standard operators, one overload per configuration.
+"""The portable bodies of our nodes, and that of a FusedRouter: a model-local function of standard operators.
+
+There is one overload per configuration; `experts/body.py` has those of FusedExperts.
 
 ORT inlines it where the ort_moe library is not registered. The body takes the steps of the op's contract one by one in
 float32, whatever the logits' type. It ranks like the op, equal keys by the lower index, but leaves the order of sums
@@ -10,11 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION
+from ort_moe.rewrites.experts import body
+from ort_moe.rewrites.experts.node import is_experts
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.router_config import RouterConfig
 
@@ -29,21 +35,25 @@ _OLDEST_IR_VERSION = 10
 
 
 def attach_functions(model: ir.Model) -> int:
-    """Give every FusedRouter, those in bodies too, its function; the number of functions added.
+    """Give every FusedRouter and FusedExperts, those in bodies too, its function; the number of functions added.
 
-    But for those whose routing maps are read, which no function makes.
+    But for those whose routing maps are read, which no function makes, and experts in a packed format.
     """
     added = 0
     opset = model.graph.opset_imports[""]
     for node in model.graph.all_nodes():
-        if not is_router(node):
+        function: Callable[[], ir.Function]
+        if is_router(node):
+            router = Router.read(node)
+            if router.has_maps:
+                continue
+            node.overload, function = _overload(router, opset), partial(build_function, router, opset)
+        elif is_experts(node) and body.has_portable_form(node):
+            node.overload, function = body.overload(node, opset), partial(body.build_function, node, opset)
+        else:
             continue
-        router = Router.read(node)
-        if router.has_maps:
-            continue
-        node.overload = _overload(router, opset)
         if node.op_identifier() not in model.functions:
-            model.functions[node.op_identifier()] = build_function(router, opset)
+            model.functions[node.op_identifier()] = function()
             added += 1
     if added:
         model.ir_version = max(model.ir_version, _OLDEST_IR_VERSION)
@@ -53,16 +63,16 @@ def attach_functions(model: ir.Model) -> int:
 def build_function(router: Router, opset: int) -> ir.Function:
     """The function for a node's configuration, written in the model's standard operator set."""
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]
-    body = _Body(
+    written = _Body(
         RouterConfig.from_attributes(router.attributes),
         opset,
         router.experts,
         has_bias=router.selection_bias is not None,
         has_expert_scale=router.expert_scale is not None,
     )
-    weights, indices = body.write(*inputs)
+    weights, indices = written.write(*inputs)
     weights.name, indices.name = (tensor.name for tensor in FUSED_ROUTER.outputs[:2])
-    graph = ir.Graph(inputs, [weights, indices], nodes=body.tape.nodes, opset_imports={"": opset})
+    graph = ir.Graph(inputs, [weights, indices], nodes=written.tape.nodes, opset_imports={"": opset})
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in sorted(router.attributes)]
     return ir.Function(DOMAIN, FUSED_ROUTER.name, _overload(router, opset), graph=graph, attributes=attributes)
 

@@ -79,6 +79,11 @@ def is_widening(source: ir.DataType | None, target: ir.DataType | None) -> bool:
     return source == target or (source in HALF and target == ir.DataType.FLOAT)
 
 
+def operands(node: ir.Node) -> tuple[ir.Value, ...]:
+    """The inputs that are given; of an operator without optional ones, all."""
+    return tuple(value for value in node.inputs if value is not None)
+
+
 def integer(node: ir.Node, name: str, default: int) -> int:
     """An integer attribute, or its default."""
     return int(node.attributes.get_int(name, default) or 0)

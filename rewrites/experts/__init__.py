@@ -1,0 +1,88 @@
+"""Turn the experts of each layer into one FusedExperts: gathered, multiplied, activated, weighed and summed.
+
+Each form in which exporters write them has a file that reads it whole, from the sum over the choices back to the
+tokens' rows; nothing is rewritten until all of it is read. What forms have in common is in files named for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.experts import batched_mm
+from ort_moe.rewrites.experts.block import ExpertsBlock
+from ort_moe.rewrites.experts.node import is_experts, replace, require_alone
+from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
+from ort_moe.rewrites.values import is_op
+
+__all__ = ["EXPERTS_RULES", "Fusion", "fuse_experts", "is_experts"]
+
+
+@dataclass(frozen=True)
+class _Form:
+    rule: RuleInfo
+    root: str
+    read: Callable[[ir.Node], ExpertsBlock]
+
+
+_FORMS = (_Form(batched_mm.RULE, batched_mm.ROOT, batched_mm.read),)
+
+EXPERTS_RULES: Mapping[str, RuleInfo] = {form.rule.name: form.rule for form in _FORMS}
+"""The forms of experts by the name that `--rules` and `--skip` use."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What came of the experts of a model.
+
+    Attributes:
+        fused: The new nodes.
+        refused: What was told of sums that end experts which stay, by node.
+        applied: Rewrites by rule that was run.
+        seconds: Wall time by rule.
+    """
+
+    fused: tuple[ir.Node, ...]
+    refused: Mapping[ir.Node, Refusal]
+    applied: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+def fuse_experts(model: ir.Model, chosen: Collection[str]) -> Fusion:
+    """Fuse the experts of the model, in place.
+
+    Args:
+        model: Whose routers have been fused.
+        chosen: Names of the rules to run.
+    """
+    names: Names | None = None
+    fused: list[ir.Node] = []
+    refused: dict[ir.Node, Refusal] = {}
+    applied: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for form in _FORMS:
+        if form.rule.name not in chosen:
+            continue
+        start, before = time.perf_counter(), len(fused)
+        for node in list(model.graph.all_nodes()):
+            if node.graph is None or not is_op(node, form.root):
+                continue
+            try:
+                block = form.read(node)
+                if node.graph is not model.graph:
+                    raise Refusal("they are in a body of If, Loop or Scan", "experts-in-subgraph")
+                require_alone(block)
+            except Mismatch:
+                continue
+            except Refusal as refusal:
+                refused[node] = refusal
+                continue
+            names = names or Names(model.graph)
+            fused.append(replace(block, form.rule.name, names))
+        applied[form.rule.name] = len(fused) - before
+        seconds[form.rule.name] = time.perf_counter() - start
+    return Fusion(tuple(fused), refused, applied, seconds)

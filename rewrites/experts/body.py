@@ -1,0 +1,203 @@
+"""The portable body of a FusedExperts: a model-local function of standard operators, one overload per configuration.
+
+ONNX Runtime inlines it where the ort_moe library is not registered. The chosen experts' matrices are gathered first and
+widened after that, so that no constant is folded to many times its size; then come the steps of the op's contract one
+by one, in float32 with the roundings that it promises. Only the order of sums is the runtime's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
+from ort_moe.rewrites.values import dim
+
+_TAKEN = ("x", "weights", "indices", "fc1_weights", "fc1_bias", "fc2_weights", "fc2_bias", "residual")
+"""The inputs that a body takes: those of dense weights, without routing maps."""
+
+
+def has_portable_form(node: ir.Node) -> bool:
+    """Whether standard operators stand for the node: dense weights, and maps that are built inside."""
+    given = {tensor.name for tensor, value in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False) if value is not None}
+    return _attributes(node).get("weight_format") == "dense" and given <= set(_TAKEN) and _has_known_type(node)
+
+
+def overload(node: ir.Node, opset: int) -> str:
+    """A name that tells the configuration: readable in front, unique by its digest."""
+    attributes = _attributes(node)
+    given = _given(node)
+    description = {
+        "attributes": {name: str(value) for name, value in sorted(attributes.items())},
+        "inputs": [value is not None for value in node.inputs],
+        "experts": str(dim(given["fc1_weights"], 0)),
+        "type": str(given["x"].dtype),
+        "opset": opset,
+        "version": VERSION,
+    }
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{'gated_' if attributes['gated'] else ''}{attributes['activation']}_{digest}"
+
+
+def build_function(node: ir.Node, opset: int) -> ir.Function:
+    """The function for a node's configuration, written in the model's standard operator set.
+
+    Args:
+        node: A FusedExperts that `has_portable_form`.
+        opset: 13 or newer.
+    """
+    attributes = _attributes(node)
+    given = _given(node)
+    dtype, experts = given["x"].dtype, dim(given["fc1_weights"], 0)
+    assert dtype is not None
+    assert experts is not None
+    inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False)]
+    named = {value.name or "": value for value in inputs if value.name in given}
+    body = _Body(ExpertsConfig.from_attributes(attributes), dtype, experts)
+    y = body.write(named)
+    y.name = FUSED_EXPERTS.outputs[0].name
+    graph = ir.Graph(inputs, [y], nodes=body.tape.nodes, opset_imports={"": opset})
+    declared = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in sorted(attributes)]
+    return ir.Function(DOMAIN, FUSED_EXPERTS.name, overload(node, opset), graph=graph, attributes=declared)
+
+
+def _attributes(node: ir.Node) -> dict[str, AttributeValue]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def _given(node: ir.Node) -> Mapping[str, ir.Value]:
+    return {
+        tensor.name: value
+        for tensor, value in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False)
+        if value is not None
+    }
+
+
+def _has_known_type(node: ir.Node) -> bool:
+    given = _given(node)
+    x, fc1 = given.get("x"), given.get("fc1_weights")
+    return x is not None and x.dtype is not None and dim(fc1, 0) is not None
+
+
+class _Body:
+    """Writes the steps of one configuration to a tape.
+
+    K stands before the last axis: (..., K, N) are the rows of a token's choices.
+    """
+
+    def __init__(self, config: ExpertsConfig, dtype: ir.DataType, experts: int) -> None:
+        self.tape = ir.tape.Tape()
+        self._config = config
+        self._dtype = dtype
+        self._experts = experts
+
+    def write(self, given: Mapping[str, ir.Value]) -> ir.Value:
+        config, indices = self._config, given["indices"]
+        inside = self._op("And", self._not_below_zero(indices), self._op("Less", indices, self._ints32(self._experts)))
+        ids = self._op("Where", inside, indices, self._ints32(0))
+        weights = self._op("Unsqueeze", given["weights"], self._ints(-1))
+        # (..., H) -> (..., 1, H, 1), which meets (..., K, N, H).
+        x = self._op("Unsqueeze", self._wide(given["x"]), self._ints(-3, -1))
+        rows = self._layer(x, ids, given["fc1_weights"], given.get("fc1_bias"), weights)
+        rows = self._narrow(self._activated(self._wide(rows)))
+        rows = self._op("Unsqueeze", self._wide(rows), self._ints(-1))
+        rows = self._wide(self._layer(rows, ids, given["fc2_weights"], given.get("fc2_bias"), None))
+        if config.weight_on == "output":
+            rows = self._op("Mul", rows, weights)
+        # Not a weight of 0, which leaves NaN as it is.
+        rows = self._op("Where", self._op("Unsqueeze", inside, self._ints(-1)), rows, self._float(0.0))
+        y = self.tape.op("ReduceSum", [rows, self._ints(-2)], {"keepdims": 0})
+        if "residual" in given:
+            y = self._op("Add", y, self._wide(given["residual"]))
+        return self._op("Cast", y, to=self._dtype)
+
+    def _layer(
+        self, rows: ir.Value, ids: ir.Value, stack: ir.Value, bias: ir.Value | None, weights: ir.Value | None
+    ) -> ir.Value:
+        """(..., K or 1, D, 1) -> (..., K, N), rounded; `weights` (..., K, 1) multiply the product if they go there."""
+        matrices = self._wide(self._op("Gather", stack, ids, axis=0))
+        product = self._op("Squeeze", self._op("MatMul", matrices, rows), self._ints(-1))
+        if weights is not None and self._config.weight_on == "input":
+            product = self._op("Mul", product, weights)
+        if bias is not None:
+            product = self._op("Add", product, self._wide(self._op("Gather", bias, ids, axis=0)))
+        return self._narrow(product)
+
+    def _activated(self, rows: ir.Value) -> ir.Value:
+        config = self._config
+        if not config.gated:
+            return self._activation(rows)
+        gate, value = self._halves(rows)
+        if config.limit > 0.0:
+            limit = self._float(config.limit)
+            gate = self._op("Min", gate, limit)
+            value = self._op("Max", self._op("Min", value, limit), self._float(-config.limit))
+        if config.beta != 0.0:
+            value = self._op("Add", value, self._float(config.beta))
+        return self._op("Mul", self._activation(gate), value)
+
+    def _halves(self, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
+        if self._config.gate_layout == "interleaved":
+            last, end, step = self._ints(-1), self._ints(np.iinfo(np.int64).max), self._ints(2)
+            return (
+                self._op("Slice", rows, self._ints(0), end, last, step),
+                self._op("Slice", rows, self._ints(1), end, last, step),
+            )
+        shape = self._op("Shape", rows)
+        half = self._op("Div", self._op("Gather", shape, self._ints(-1), axis=0), self._ints(2))
+        sizes = self._op("Concat", half, half, axis=0)
+        gate, value = self.tape.op_multi_out("Split", [rows, sizes], {"axis": -1}, num_outputs=2)
+        return gate, value
+
+    def _activation(self, x: ir.Value) -> ir.Value:
+        match self._config.activation:
+            case "silu":
+                alpha = self._config.alpha
+                scaled = x if alpha == 1.0 else self._op("Mul", x, self._float(alpha))
+                return self._op("Mul", x, self._op("Sigmoid", scaled))
+            case "gelu":
+                inner = self._op("Erf", self._op("Mul", x, self._float(math.sqrt(0.5))))
+                return self._half_of(x, inner)
+            case "gelu_tanh":
+                cube = self._op("Mul", self._op("Mul", x, x), x)
+                inner = self._op("Add", x, self._op("Mul", cube, self._float(0.044715)))
+                return self._half_of(x, self._op("Tanh", self._op("Mul", inner, self._float(math.sqrt(2.0 / math.pi)))))
+            case "relu":
+                return self._op("Relu", x)
+            case "relu2":
+                positive = self._op("Relu", x)
+                return self._op("Mul", positive, positive)
+        return x
+
+    def _half_of(self, x: ir.Value, inner: ir.Value) -> ir.Value:
+        """x / 2 * (1 + inner)."""
+        return self._op("Mul", self._op("Mul", x, self._float(0.5)), self._op("Add", inner, self._float(1.0)))
+
+    def _not_below_zero(self, indices: ir.Value) -> ir.Value:
+        return self._op("Not", self._op("Less", indices, self._ints32(0)))
+
+    def _wide(self, value: ir.Value) -> ir.Value:
+        return value if self._dtype == ir.DataType.FLOAT else self._op("Cast", value, to=ir.DataType.FLOAT)
+
+    def _narrow(self, value: ir.Value) -> ir.Value:
+        return value if self._dtype == ir.DataType.FLOAT else self._op("Cast", value, to=self._dtype)
+
+    def _op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return self.tape.op(op_type, list(inputs), attributes)
+
+    def _ints(self, *numbers: int) -> ir.Value:
+        return self.tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+
+    def _ints32(self, number: int) -> ir.Value:
+        return self.tape.op("Constant", [], {"value": ir.tensor(np.array([number], np.int32))})
+
+    def _float(self, number: float) -> ir.Value:
+        # One-dimensional, as in the routers' bodies: ONNX Runtime has refused rank-0 constants in inlined ones.
+        return self.tape.op("Constant", [], {"value": ir.tensor(np.array([number], np.float32))})

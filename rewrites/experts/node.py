@@ -1,0 +1,214 @@
+"""The FusedExperts node: built in the place of a block that was read, under the names that were there."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION
+from ort_moe.rewrites.experts.block import ExpertsBlock
+from ort_moe.rewrites.experts.layer import Stack
+from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.router_node import is_router
+from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.tidy import discard
+from ort_moe.rewrites.values import consumers, dim, is_op, label, rank
+
+FORM = f"{DOMAIN}.form"
+"""Key in a node's `metadata_props`: the rule that made it. It stays in the optimised model."""
+
+
+def is_experts(node: ir.Node | None) -> bool:
+    """Whether the node is a FusedExperts."""
+    return node is not None and node.domain == DOMAIN and node.op_type == FUSED_EXPERTS.name
+
+
+def require_alone(block: ExpertsBlock) -> None:
+    """Refuse where another node reads a value of the block, or weights that would have to be copied.
+
+    Raises:
+        Refusal: One does.
+    """
+    dying = _dying(block.y)
+    for layer in (block.fc1, block.fc2):
+        if layer.product not in dying:
+            readers = _outsiders(layer.product, dying, block.y)
+            told = ", ".join(map(_told, readers))
+            raise Refusal(f"what {label(layer.product)} makes is also read by {told}", "read-by-others", readers)
+        stack = layer.weights
+        others = [node for node in consumers(stack.value) if node not in dying]
+        if stack.transposed and (others or stack.value.is_graph_output()):
+            told = ", ".join(map(label, others)) or "an output of the model"
+            sentence = f"the weights '{stack.value.name}' would have to be copied: they are also read by {told}"
+            raise Refusal(sentence, "expert-weights-shared", others)
+
+
+def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
+    """Put a FusedExperts in the place of the block, in its graph.
+
+    Args:
+        block: Of which nothing is read elsewhere.
+        form: Name of the rule that read it.
+        names: Of the model.
+    """
+    ending = block.y.producer()
+    assert ending is not None
+    assert isinstance(ending.graph, ir.Graph)
+    graph = ending.graph
+    flat = _Writer(graph, ending, names)
+    x = flat.rows(block.x, block.fc1.weights.depth)
+    k = dim(block.indices, -1)
+    assert k is not None
+    weights = flat.rows(flat.cast(block.weights, ir.DataType.FLOAT), k)
+    indices = flat.rows(flat.cast(block.indices, ir.DataType.INT32), k)
+    given = {"x": x, "weights": weights, "indices": indices}
+    for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
+        given[f"{name}_weights"] = _dense(graph, layer.weights, names)
+        if layer.bias is not None:
+            given[f"{name}_bias"] = layer.bias.value
+    attributes = FUSED_EXPERTS.complete({"weight_format": "dense", "block_size": 0, **block.attributes})
+    ExpertsConfig.from_attributes(attributes)
+    inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
+    while inputs[-1] is None:
+        inputs.pop()
+    node = ir.node(
+        FUSED_EXPERTS.name, inputs, dict(attributes), domain=DOMAIN, version=VERSION, name=ending.name or None
+    )
+    node.metadata_props[FORM] = form
+    graph.insert_before(ending, node)
+    y, old = node.outputs[0], block.y
+    y.type, y.shape = old.type, old.shape
+    kept = old.name
+    old.replace_all_uses_with(y, replace_graph_outputs=True)
+    casts = [_cast_names(value) for value in (block.weights, block.indices)]
+    old.name = None
+    y.name = kept
+    discard(ending)
+    for value, taken in zip((block.weights, block.indices), casts, strict=True):
+        _take_name(value, taken, graph)
+    return node
+
+
+class _Writer:
+    """Inserts what a FusedExperts needs in front of it."""
+
+    def __init__(self, graph: ir.Graph, before: ir.Node, names: Names) -> None:
+        self._graph, self._before, self._names = graph, before, names
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """The value in this type."""
+        if value.dtype == dtype:
+            return value
+        return self._insert("Cast", [value], {"to": dtype}, dtype, value.shape)
+
+    def rows(self, value: ir.Value, width: int) -> ir.Value:
+        """The value as a matrix of rows of this width."""
+        if rank(value) == 2:
+            return value
+        name = self._names.unused("rows_shape")
+        shape = ir.Value(
+            name=name,
+            const_value=ir.tensor(np.array([-1, width], np.int64), name=name),
+            type=ir.TensorType(ir.DataType.INT64),
+            shape=ir.Shape([2]),
+        )
+        self._graph.register_initializer(shape)
+        return self._insert("Reshape", [value, shape], {}, value.dtype, ir.Shape([None, width]))
+
+    def _insert(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        attributes: dict[str, int],
+        dtype: ir.DataType | None,
+        shape: ir.Shape | None,
+    ) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes)
+        result = node.outputs[0]
+        result.name = self._names.unused("val")
+        node.name = f"{op_type}_{result.name}"
+        result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
+        self._graph.insert_before(self._before, node)
+        return result
+
+
+def _dense(graph: ir.Graph, stack: Stack, names: Names) -> ir.Value:
+    """The weights as (E, N, D): as they lie, or a copy that is made when the model is written, one at a time."""
+    if not stack.transposed:
+        return stack.value
+    tensor = stack.value.const_value
+    assert tensor is not None
+    name = names.unused(f"{stack.value.name}_transposed")
+    shape = ir.Shape([stack.experts, stack.rows, stack.depth])
+
+    def transposed() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(tensor.numpy().transpose(0, 2, 1)), dtype=tensor.dtype, name=name)
+
+    lazy = ir.LazyTensor(transposed, dtype=tensor.dtype, shape=shape, name=name)
+    value = ir.Value(name=name, const_value=lazy, type=ir.TensorType(tensor.dtype), shape=shape)
+    graph.register_initializer(value)
+    return value
+
+
+def _dying(y: ir.Value) -> set[ir.Node]:
+    """The nodes that only serve to make this value."""
+    dying: set[ir.Node] = set()
+    queue = deque([y.producer()])
+    while queue:
+        node = queue.popleft()
+        if node is None or node in dying:
+            continue
+        read = (value for value in node.outputs if value is not y)
+        if any(value.is_graph_output() or any(user not in dying for user in consumers(value)) for value in read):
+            continue
+        dying.add(node)
+        queue.extend(value.producer() for value in node.inputs if value is not None)
+    return dying
+
+
+def _outsiders(product: ir.Node, dying: set[ir.Node], y: ir.Value) -> list[ir.Node | ir.Value]:
+    """What reads a value between a product and the end, and does not serve to make the end."""
+    serving: set[ir.Node] = set()
+    queue = deque([y.producer()])
+    while queue:
+        node = queue.popleft()
+        if node is not None and node not in serving:
+            serving.add(node)
+            queue.extend(value.producer() for value in node.inputs if value is not None)
+    found: dict[ir.Node | ir.Value, None] = {}
+    ahead, seen = deque([product]), {product}
+    while ahead:
+        for value in ahead.popleft().outputs:
+            if value is y:
+                continue
+            if value.is_graph_output():
+                found[value] = None
+            for user in consumers(value):
+                if user not in serving:
+                    found[user] = None
+                elif user not in seen and user not in dying:
+                    seen.add(user)
+                    ahead.append(user)
+    return list(found)
+
+
+def _told(reader: ir.Node | ir.Value) -> str:
+    return label(reader) if isinstance(reader, ir.Node) else f"output '{reader.name}' of the model"
+
+
+def _cast_names(value: ir.Value) -> str | None:
+    """The name of what a router's output is cast to, if nothing but that is read of it."""
+    if not is_router(value.producer()):
+        return None
+    users = [user for user in consumers(value) if not is_experts(user)]
+    return users[0].outputs[0].name if len(users) == 1 and is_op(users[0], "Cast") else None
+
+
+def _take_name(value: ir.Value, name: str | None, graph: ir.Graph) -> None:
+    """Let a router's output have the name under which the original had it, if what had it is gone."""
+    if name is None or value.is_graph_output() or any(not is_experts(user) for user in consumers(value)):
+        return
+    value.name = name

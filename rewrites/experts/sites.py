@@ -1,0 +1,141 @@
+"""What became of the experts behind every choice: fused, or left, and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from ort_moe.ops import FUSED_EXPERTS, AttributeValue
+from ort_moe.reasons import REASONS
+from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
+from ort_moe.rewrites.experts.node import FORM, is_experts
+from ort_moe.rewrites.experts.tokens import choice_behind
+from ort_moe.rewrites.finding import Finding
+from ort_moe.rewrites.router_node import is_router
+from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.values import dim, label
+
+_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
+
+
+@dataclass(frozen=True)
+class ExpertsSite:
+    """The experts behind one choice.
+
+    Attributes:
+        node: Name of the FusedExperts, or of the node that makes the choice.
+        graph: Name of the graph it is in.
+        status: `whole`: one FusedExperts computes them; `left`: they are as they were.
+        router: Name of the node that makes the choice; empty where it is not known.
+        form: Name of the rule that read them; empty where none did in this run or an earlier one.
+        experts: E, where known.
+        k: K, where known.
+        hidden: H, where known.
+        inner: I, where known.
+        attributes: Of the FusedExperts; None where there is none.
+        findings: Why they are left.
+    """
+
+    node: str
+    graph: str
+    status: Literal["whole", "left"]
+    router: str
+    form: str = ""
+    experts: int | None = None
+    k: int | None = None
+    hidden: int | None = None
+    inner: int | None = None
+    attributes: dict[str, AttributeValue] | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def collect_experts(model: ir.Model, fusion: Fusion, chosen: Collection[str]) -> tuple[ExpertsSite, ...]:
+    """The experts behind every FusedRouter, and every other FusedExperts, in the graph's order.
+
+    Args:
+        model: After the rewrite.
+        fusion: What the rewrite of the experts told.
+        chosen: Names of the rules that were run.
+    """
+    fused = [node for node in model.graph.all_nodes() if is_experts(node)]
+    served: dict[ir.Node | None, list[ir.Node]] = {}
+    for node in fused:
+        served.setdefault(_choice(node), []).append(node)
+    sites: list[ExpertsSite] = []
+    for node in model.graph.all_nodes():
+        if is_experts(node):
+            sites.append(_whole(node))
+        elif is_router(node) and node not in served:
+            finding = _why_left(node, fusion, chosen)
+            name, graph = node.name or "", _graph_name(node)
+            experts, k = dim(node.inputs[0], -1), dim(node.outputs[1], -1)
+            sites.append(ExpertsSite(name, graph, "left", name, "", experts, k, findings=(finding,)))
+    return tuple(sites)
+
+
+def _choice(node: ir.Node) -> ir.Node | None:
+    indices = node.inputs[_INPUTS.index("indices")]
+    found = None if indices is None else choice_behind(indices)
+    return None if found is None else found[0].producer()
+
+
+def _whole(node: ir.Node) -> ExpertsSite:
+    given = dict(zip(_INPUTS, node.inputs, strict=False))
+    attributes: dict[str, AttributeValue] = {name: attribute.value for name, attribute in node.attributes.items()}
+    choice = _choice(node)
+    rows = dim(given["fc1_weights"], 1)
+    inner = rows // 2 if rows is not None and attributes.get("gated") else rows
+    return ExpertsSite(
+        node=node.name or "",
+        graph=_graph_name(node),
+        status="whole",
+        router="" if choice is None else choice.name or "",
+        form=node.metadata_props.get(FORM, ""),
+        experts=dim(given["fc1_weights"], 0),
+        k=dim(given["indices"], -1),
+        hidden=dim(given["x"], -1),
+        inner=inner,
+        attributes=attributes,
+    )
+
+
+def _why_left(router: ir.Node, fusion: Fusion, chosen: Collection[str]) -> Finding:
+    name = router.name or ""
+    told = next((refusal for node, refusal in fusion.refused.items() if _serves(router, node)), None)
+    if isinstance(told, Refusal):
+        readers = tuple(label(each) if isinstance(each, ir.Node) else f"'{each.name}'" for each in told.readers)
+        return Finding(REASONS[told.reason], name, str(told), readers, told.remedy)
+    if not set(EXPERTS_RULES) <= set(chosen):
+        left_out = ", ".join(rule for rule in EXPERTS_RULES if rule not in chosen)
+        return Finding(REASONS["rule-left-out"], name, f"rules for experts were left out: {left_out}")
+    return Finding(
+        REASONS["experts-form"], name, f"what {label(router)} chooses ends in no form of experts that is known"
+    )
+
+
+def _serves(router: ir.Node, node: ir.Node, most: int = 4096) -> bool:
+    """Whether the router is before the node."""
+    queue, seen = deque([node]), {node}
+    while queue and len(seen) < most:
+        for before in _producers(queue.popleft()):
+            if before is router:
+                return True
+            if before not in seen and not is_router(before):
+                seen.add(before)
+                queue.append(before)
+    return False
+
+
+def _producers(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        made_by = None if value is None else value.producer()
+        if made_by is not None:
+            yield made_by
+
+
+def _graph_name(node: ir.Node) -> str:
+    return "" if node.graph is None else node.graph.name or ""
