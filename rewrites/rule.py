@@ -147,7 +147,7 @@ class RefusalLog(MatchingTracer):
         del container
         tells = bool(match_result.reason) and not rule.name.startswith(_QUIET)
         if status == MatchStatus.CONDITION_FAILED and tells:
-            readers = tuple(_reader(each) for each in match_result.failure_nodes_and_values)
+            readers = tuple(reader_name(each) for each in match_result.failure_nodes_and_values)
             self._told.setdefault(node.name, []).append(Told(f"{rule.name}: {match_result.reason}", readers))
 
     def told(self, node: ir.Node) -> list[Told]:
@@ -155,7 +155,8 @@ class RefusalLog(MatchingTracer):
         return self._told.get(node.name, [])
 
 
-def _reader(reader: ir.Node | ir.Value) -> str:
+def reader_name(reader: ir.Node | ir.Value) -> str:
+    """What reads a value, in a sentence: a node, or the caller of the model by an output."""
     return label(reader) if isinstance(reader, ir.Node) else f"output '{reader.name}' of the model"
 
 
@@ -193,7 +194,7 @@ def require_only_consumers(value: ir.Value, *allowed: ir.Node) -> None:
     readers: list[ir.Node | ir.Value] = [node for node in consumers(value) if node not in allowed]
     readers += [value] if value.is_graph_output() else []
     if readers:
-        sentence = f"'{value.name}' is also read by {', '.join(map(_reader, readers))}"
+        sentence = f"'{value.name}' is also read by {', '.join(map(reader_name, readers))}"
         raise Refusal(sentence, readers=readers)
 
 

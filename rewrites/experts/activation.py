@@ -111,9 +111,10 @@ def read_activation(value: ir.Value, dtype: ir.DataType, width: int) -> Activati
         gates = [each for each in linear if each.argument.is_close({1: 1.0}, 0.0)]
         if not gates:
             raise _unknown(value, "no activation is among its factors")
-        gate, attributes = gates[0].argument.of, {"activation": "identity"}
+        first = next((each for each in gates if _is_first_half(each.argument.of, dtype, width)), gates[0])
+        gate, attributes = first.argument.of, {"activation": "identity"}
         assert gate is not None
-        others = [each for each in linear if each is not gates[0]]
+        others = [each for each in linear if each is not first]
     if len(others) > 1:
         raise _unknown(value, "it has too many factors")
     if not others:
@@ -165,6 +166,11 @@ def _gated(
             "experts-form",
         )
     return Activation(rows, {**attributes, "gated": 1, "gate_layout": first.layout, "beta": beta, "limit": limit})
+
+
+def _is_first_half(value: ir.Value | None, dtype: ir.DataType, width: int) -> bool:
+    half = None if value is None else read_half(_limited(value, dtype)[0], width)
+    return half is not None and half.place == 0
 
 
 def _rows_of_halves(first: Half, second: Half, dtype: ir.DataType) -> ir.Value | None:

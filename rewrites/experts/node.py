@@ -13,7 +13,7 @@ from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
 from ort_moe.rewrites.values import consumers, dim, is_op, label, rank
 
@@ -36,7 +36,7 @@ def require_alone(block: ExpertsBlock) -> None:
     for layer in (block.fc1, block.fc2):
         if layer.product not in dying:
             readers = _outsiders(layer.product, dying, block.y)
-            told = ", ".join(map(_told, readers))
+            told = ", ".join(map(reader_name, readers))
             raise Refusal(f"what {label(layer.product)} makes is also read by {told}", "read-by-others", readers)
         stack = layer.weights
         others = [node for node in consumers(stack.value) if node not in dying]
@@ -193,10 +193,6 @@ def _outsiders(product: ir.Node, dying: set[ir.Node], y: ir.Value) -> list[ir.No
                     seen.add(user)
                     ahead.append(user)
     return list(found)
-
-
-def _told(reader: ir.Node | ir.Value) -> str:
-    return label(reader) if isinstance(reader, ir.Node) else f"output '{reader.name}' of the model"
 
 
 def _cast_names(value: ir.Value) -> str | None:

@@ -16,7 +16,7 @@ from ort_moe.rewrites.experts.node import FORM, is_experts
 from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.values import dim, label
 
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
@@ -54,26 +54,24 @@ class ExpertsSite:
 
 
 def collect_experts(model: ir.Model, fusion: Fusion, chosen: Collection[str]) -> tuple[ExpertsSite, ...]:
-    """The experts behind every FusedRouter, and every other FusedExperts, in the graph's order.
+    """The experts behind every FusedRouter, and all others that were seen, in the graph's order.
 
     Args:
         model: After the rewrite.
         fusion: What the rewrite of the experts told.
         chosen: Names of the rules that were run.
     """
-    fused = [node for node in model.graph.all_nodes() if is_experts(node)]
-    served: dict[ir.Node | None, list[ir.Node]] = {}
-    for node in fused:
-        served.setdefault(_choice(node), []).append(node)
+    routers = {node for node in model.graph.all_nodes() if is_router(node)}
+    served = {_choice(node) for node in model.graph.all_nodes() if is_experts(node)}
+    ends = {router: _end_behind(router, fusion) for router in routers - served}
     sites: list[ExpertsSite] = []
     for node in model.graph.all_nodes():
         if is_experts(node):
             sites.append(_whole(node))
-        elif is_router(node) and node not in served:
-            finding = _why_left(node, fusion, chosen)
-            name, graph = node.name or "", _graph_name(node)
-            experts, k = dim(node.inputs[0], -1), dim(node.outputs[1], -1)
-            sites.append(ExpertsSite(name, graph, "left", name, "", experts, k, findings=(finding,)))
+        elif node in ends:
+            sites.append(_left(node, _why_left(node, ends[node], fusion, chosen), router=node))
+        elif node in fusion.refused and node not in ends.values():
+            sites.append(_left(node, _finding(node, fusion.refused[node])))
     return tuple(sites)
 
 
@@ -103,18 +101,33 @@ def _whole(node: ir.Node) -> ExpertsSite:
     )
 
 
-def _why_left(router: ir.Node, fusion: Fusion, chosen: Collection[str]) -> Finding:
-    name = router.name or ""
-    told = next((refusal for node, refusal in fusion.refused.items() if _serves(router, node)), None)
-    if isinstance(told, Refusal):
-        readers = tuple(label(each) if isinstance(each, ir.Node) else f"'{each.name}'" for each in told.readers)
-        return Finding(REASONS[told.reason], name, str(told), readers, told.remedy)
-    if not set(EXPERTS_RULES) <= set(chosen):
-        left_out = ", ".join(rule for rule in EXPERTS_RULES if rule not in chosen)
-        return Finding(REASONS["rule-left-out"], name, f"rules for experts were left out: {left_out}")
-    return Finding(
-        REASONS["experts-form"], name, f"what {label(router)} chooses ends in no form of experts that is known"
-    )
+def _left(node: ir.Node, finding: Finding, router: ir.Node | None = None) -> ExpertsSite:
+    name, graph = node.name or "", _graph_name(node)
+    if router is None:
+        return ExpertsSite(name, graph, "left", "", findings=(finding,))
+    experts, k = dim(router.inputs[0], -1), dim(router.outputs[1], -1)
+    return ExpertsSite(name, graph, "left", name, experts=experts, k=k, findings=(finding,))
+
+
+def _why_left(router: ir.Node, end: ir.Node | None, fusion: Fusion, chosen: Collection[str]) -> Finding:
+    if end is not None:
+        return _finding(router, fusion.refused[end])
+    name, skipped = router.name or "", [rule for rule in EXPERTS_RULES if rule not in chosen]
+    if skipped:
+        detail = f"rules for experts were left out: {', '.join(skipped)}"
+        return Finding(REASONS["rule-left-out"], name, detail)
+    detail = f"what {label(router)} chooses ends in no form of experts that is known"
+    return Finding(REASONS["experts-form"], name, detail)
+
+
+def _finding(node: ir.Node, refusal: Refusal) -> Finding:
+    readers = tuple(reader_name(each) for each in refusal.readers)
+    return Finding(REASONS[refusal.reason], node.name or "", str(refusal), readers, refusal.remedy)
+
+
+def _end_behind(router: ir.Node, fusion: Fusion) -> ir.Node | None:
+    """The sum of experts that were refused and that the router serves."""
+    return next((node for node in fusion.refused if _serves(router, node)), None)
 
 
 def _serves(router: ir.Node, node: ir.Node, most: int = 4096) -> bool:

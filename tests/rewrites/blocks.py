@@ -92,13 +92,19 @@ def block(
             {experts_text}
         }}"""
     proto = onnx.parser.parse_model(text)
-    used = {name for node in proto.graph.node for name in node.input}
+    used = _names_read(proto.graph)
     proto.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in initializers.items() if name in used
     )
     for number, node in enumerate(proto.graph.node):
         node.name = f"{node.op_type.lower()}_{number}"
     return ir.from_proto(proto)
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    """What nodes read, in the bodies of control flow, too."""
+    bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return {name for node in graph.node for name in node.input}.union(*map(_names_read, bodies))
 
 
 def fused(model: ir.Model, **options: Any) -> tuple[Site, RewriteResult]:
