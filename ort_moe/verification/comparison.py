@@ -1,9 +1,9 @@
 """The comparison of two models: does the optimised one compute what the original does?
 
-First site by site: the original runs on random inputs with its routers' logits, weights and indices as further outputs,
-and each fused node alone must make the same of the same logits. Then end to end, at several shapes, twice over for the
-same bits. Where two experts of some router are too close to tell apart and the models choose differently, all that
-follows differs by right: such inputs are drawn again.
+First site by site: the original runs on random inputs with its routers' logits, weights and indices, and what their
+experts take and return, as further outputs, and each fused node alone must make the same of the same values. Then end
+to end, at several shapes, twice over for the same bits. Where two experts of some router are too close to tell apart
+and the models choose differently, all that follows differs by right: such inputs are drawn again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN
 from ort_moe.session import ON_CPU, Provider, provider_names
+from ort_moe.verification.experts_check import ExpertsSite, check_experts, find_experts
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import (
     RouterSite,
@@ -88,13 +89,15 @@ class _Comparison:
         self.original, self.candidate, self.seed = original, candidate, seed
         self.found = find_sites(original.model, candidate.model)
         self.sites = [site for site in self.found if isinstance(site, RouterSite)]
+        self.experts = find_experts(original.model, candidate.model)
         self.with_library = library_is_there()
         self.libraries = (True, False) if self.with_library else (False,)
         ours = [node for node in candidate.model.graph.all_nodes() if node.domain == DOMAIN]
         self.with_bodies = all(has_body(node, candidate.model) for node in ours)
         self.tolerance = _tolerance(original.model)
         self.outputs = [value.name or "" for value in original.model.graph.outputs]
-        inner = (name for site in self.sites for name in site.values)
+        inner = [name for site in self.sites for name in site.values]
+        inner += [name for each in self.experts if isinstance(each, ExpertsSite) for name in each.values]
         fed = {value.name for value in original.model.graph.inputs}
         self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
 
@@ -147,6 +150,12 @@ class _Comparison:
                 site_checks = [
                     check_site(site, captured, self.candidate, self.libraries) if isinstance(site, RouterSite) else site
                     for site in self.found
+                ]
+                site_checks += [
+                    check_experts(each, captured, self.candidate, self.libraries)
+                    if isinstance(each, ExpertsSite)
+                    else each
+                    for each in self.experts
                 ]
                 if any(check.status == "failed" for check in site_checks):
                     return site_checks, []

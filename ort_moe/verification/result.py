@@ -66,7 +66,7 @@ class Verification(Printable):
         """Why it failed, in one sentence; None where it passed."""
         for site in self.sites:
             if site.status == "failed":
-                return f"the first router that differs is {site.node}: {site.detail}"
+                return f"the first {site.what} that differs is {site.node}: {site.detail}"
         for shape in self.shapes:
             if shape.status == "failed":
                 return f"at {shape.shape}, {shape.detail}"
@@ -121,14 +121,20 @@ class Verification(Printable):
         shapes = [check for check in self.shapes if check.status == "passed"]
         others = [f"{check.shape} ({check.why})" for check in self.shapes if check.status == "skipped"]
         difference = max(check.difference for check in shapes)
-        sites = [check for check in self.sites if check.status == "passed"]
-        routers = f"{len(sites)} of {len(self.sites)} routers" if len(sites) < len(self.sites) else "each router"
-        routed = f"{routers} on the original's own values, " if self.sites else ""
+        nodes = " and ".join(self._checked(what) for what in dict.fromkeys(site.what for site in self.sites))
+        routed = f"{nodes} on the original's own values, " if self.sites else ""
         return (
             f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
             f"within {difference:.1e} of the largest magnitude (allowed {self.tolerance:.0e})"
             f"{'; not compared: ' if others else ''}{', '.join(others)}"
         )
+
+    def _checked(self, what: str) -> str:
+        """How many of the nodes of a kind were held against the original."""
+        sites = [site for site in self.sites if site.what == what]
+        passed = sum(site.status == "passed" for site in sites)
+        many = {"router": "routers"}.get(what, what.replace("layer", "layers"))
+        return f"each {what}" if passed == len(sites) else f"{passed} of {len(sites)} {many}"
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -152,7 +158,7 @@ class Verification(Printable):
         from rich.text import Text
 
         numbers = ("rows", "near ties", "difference")
-        listing = table("router", "", *numbers, "", numbers=numbers, prose=("",))
+        listing = table("node", "", *numbers, "", numbers=numbers, prose=("",))
         for site in self.sites:
             difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
             listing.add_row(

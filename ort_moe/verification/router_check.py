@@ -69,6 +69,7 @@ class SiteCheck:
         near_ties: Of these, rows in which the original chose otherwise among experts too close to tell apart.
         difference: Largest difference of the weights, relative to the largest weight.
         detail: Why it failed or was skipped.
+        what: What kind of node it is, in words.
     """
 
     node: str
@@ -77,6 +78,7 @@ class SiteCheck:
     near_ties: int = 0
     difference: float = 0.0
     detail: str = ""
+    what: str = "router"
 
 
 def find_sites(original: ir.Model, optimized: ir.Model) -> list[RouterSite | SiteCheck]:

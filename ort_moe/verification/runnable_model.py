@@ -54,6 +54,11 @@ class RunnableModel:
             _widen(self.model, self._file)
             self.model = load_model(self._file)
 
+    @property
+    def data_folder(self) -> Path:
+        """Where the model's external data lies."""
+        return self._file.parent
+
     def session(self, outputs: Sequence[str] | None = None, *, with_library: bool) -> Run:
         """Opens a session that returns the named values, or the model's outputs.
 
@@ -72,7 +77,7 @@ class RunnableModel:
             # ONNX Runtime infers the types of outputs.
             proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         return open_session(
-            proto, str(self.path), with_library=with_library, providers=self._providers, data_folder=self._file.parent
+            proto, str(self.path), with_library=with_library, providers=self._providers, data_folder=self.data_folder
         )
 
     def __enter__(self) -> RunnableModel:

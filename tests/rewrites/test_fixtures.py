@@ -1,4 +1,4 @@
-"""Real exports: every router whole, or listed here with the reason; the outputs as before."""
+"""Real exports: every router and its experts whole, or listed here with the reason; the outputs as before."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ NOT_WHOLE: dict[str, tuple[str, str] | None] = {
 
 The first pattern that fits a fixture's name counts.
 """
+
+EXPERTS_LEFT: dict[str, str] = {
+    "*_grouped_*": "experts-form",
+    "llama4_text_*": "experts-form",
+}
+"""Fixtures whose experts are left, with the reason."""
 
 RTOL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 1e-5}
 """Of the largest output. bfloat16 runs widened to float32."""
@@ -60,13 +66,22 @@ def test_fixture(fixture: Fixture, tmp_path: Path) -> None:
             assert reason is None or reason in [finding.reason.slug for finding in site.findings]
     assert not rewrite(model).modified
 
-    # Each router's indices keep their name: the Cast to int64 behind the node, in the original the TopK itself.
-    ids = [node.outputs[0].name or "" for node in model.graph if node.op_type == "Cast" and _is_indices(node)]
+    left = next((reason for pattern, reason in EXPERTS_LEFT.items() if fnmatch(fixture.name, pattern)), None)
+    assert [site.status for site in result.experts] == ["whole" if left is None else "left"] * fixture.layers, left
+    for experts in result.experts:
+        assert [finding.reason.slug for finding in experts.findings] == ([] if left is None else [left])
+
+    # What experts return keeps its name, and so do each router's indices: the node's own, or the Cast to int64 behind
+    # it, where the original had the TopK's.
+    returned = [node.outputs[0].name or "" for node in model.graph if node.op_type == "FusedExperts"]
+    ids = [_indices_name(node) for node in model.graph if node.op_type == "FusedRouter"]
     assert len(ids) == sum(site.status != "left" for site in routers)
+    known = {value.name for node in original.graph for value in node.outputs}
+    assert known.issuperset((*ids, *returned))
     feeds = fixture.sample_inputs(seed=0)
-    was = outputs_of(original, tmp_path / "original.onnx", feeds, with_library=False, extra=ids)
+    was = outputs_of(original, tmp_path / "original.onnx", feeds, with_library=False, extra=[*ids, *returned])
     for with_library in (False, True):
-        now = outputs_of(model, tmp_path / "rewritten.onnx", feeds, with_library=with_library, extra=ids)
+        now = outputs_of(model, tmp_path / "rewritten.onnx", feeds, with_library=with_library, extra=[*ids, *returned])
         assert list(now) == list(was)
         for name, array in was.items():
             if name in ids:
@@ -96,7 +111,6 @@ def test_every_partial_router_is_right(name: str, rule: str, tmp_path: Path) -> 
         np.testing.assert_allclose(now.astype(np.float64), was.astype(np.float64), rtol=0, atol=atol)
 
 
-def _is_indices(cast: ir.Node) -> bool:
-    source = cast.inputs[0]
-    node = None if source is None else source.producer()
-    return node is not None and node.op_type == "FusedRouter" and source is node.outputs[1]
+def _indices_name(router: ir.Node) -> str:
+    users = [user for user in router.outputs[1].consumers() if user.op_type == "Cast"]
+    return (users[0].outputs[0] if users else router.outputs[1]).name or ""

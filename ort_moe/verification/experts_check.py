@@ -1,0 +1,192 @@
+"""The check of one FusedExperts: the original's own rows and routing in, and what its experts returned out?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.errors import ModelError
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.verification.router_check import SiteCheck, has_body
+from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
+from ort_moe.verification.tolerance import coarsest, relative_difference
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+WHAT = "layer of experts"
+
+_FED = ("x", "weights", "indices")
+_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
+_MOST_ROWS_BY_BODY = 4
+"""Rows for which a function body runs: it copies the matrices of every choice of each."""
+
+
+@dataclass(frozen=True)
+class ExpertsSite:
+    """A FusedExperts and the values of the original that it stands for.
+
+    Attributes:
+        node: The node in the optimised model.
+        fed: Name in the original of each input that is no constant, by the input's name in the op table; the node may
+            have it in another type, or as another view.
+        returned: Name of what it returns, in both models.
+    """
+
+    node: ir.Node
+    fed: Mapping[str, str]
+    returned: str
+
+    @property
+    def name(self) -> str:
+        """How the user finds it."""
+        return self.node.name or self.returned
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values that the check needs."""
+        return (*self.fed.values(), self.returned)
+
+
+def find_experts(original: ir.Model, optimized: ir.Model) -> list[ExpertsSite | SiteCheck]:
+    """The nodes in graph order; a skipped check in place of those whose values have not kept their names."""
+    known = {value.name for node in original.graph for value in node.outputs} | {v.name for v in original.graph.inputs}
+    sites: list[ExpertsSite | SiteCheck] = []
+    for node in optimized.graph.all_nodes():
+        if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name):
+            site = _site(node, known, optimized.graph)
+            if isinstance(site, str):
+                sites.append(SiteCheck(node.name or "", "skipped", detail=site, what=WHAT))
+            else:
+                sites.append(site)
+    return sites
+
+
+def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> ExpertsSite | str:
+    """The site, or why there is none."""
+    if node.graph is not graph:
+        return "it lies in a subgraph, whose values cannot be looked at"
+    fed: dict[str, str] = {}
+    for name, value in zip(_INPUTS, node.inputs, strict=False):
+        if value is None or value.const_value is not None:
+            continue
+        if name not in _FED and name != "residual":
+            return f"its input '{name}' is computed by the model"
+        source = _named_before(value, known)
+        if source is None:
+            return f"its input '{value.name}' is not a value of the original"
+        fed[name] = source
+    returned = node.outputs[0].name
+    if returned not in known:
+        return f"its output '{returned}' is not a value of the original"
+    return ExpertsSite(node, fed, returned or "")
+
+
+def _named_before(value: ir.Value | None, known: set[str | None]) -> str | None:
+    """Name of the value, or of one that it is a cast or a view of, that the original has too."""
+    while value is not None:
+        if value.name in known:
+            return value.name
+        producer = value.producer()
+        if producer is None or producer.op_type not in ("Cast", "Reshape"):
+            return None
+        value = producer.inputs[0]
+    return None
+
+
+def check_experts(
+    site: ExpertsSite, captured: Sequence[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
+) -> SiteCheck:
+    """Feeds the original's rows, weights and indices to the node alone and compares what it returns.
+
+    Args:
+        site: The site.
+        captured: The original's values by name, of one run after another.
+        optimized: Where the node and its function body are taken from.
+        libraries: For each, the node runs: True by our kernels, False by its function body, if it has one.
+    """
+    ways = [with_library for with_library in libraries if with_library or has_body(site.node, optimized.model)]
+    if not ways:
+        detail = "it has no function body, and our library is not there"
+        return SiteCheck(site.name, "skipped", detail=detail, what=WHAT)
+    rows, largest = 0, 0.0
+    for with_library in ways:
+        how = "our kernel" if with_library else "its function body"
+        rows = 0
+        run: Run | None = None
+        for values in captured:
+            feeds, expected = _call(site, values, None if with_library else _MOST_ROWS_BY_BODY)
+            tolerance = coarsest({str(expected.dtype), str(values[site.fed["weights"]].dtype)}).experts
+            try:
+                run = run or _one_node_session(site, feeds, optimized, with_library)
+                got = run(feeds)["y"]
+            except ModelError as error:
+                return SiteCheck(site.name, "failed", rows, 0, largest, f"by {how}: {error}", WHAT)
+            difference = relative_difference(got, expected)
+            largest = max(largest, difference)
+            if difference > tolerance:
+                detail = f"by {how}: rows differ by {difference:.1e} of the largest magnitude (allowed {tolerance:.0e})"
+                return SiteCheck(site.name, "failed", rows, 0, difference, detail, WHAT)
+            rows += len(expected)
+    return SiteCheck(site.name, "passed", rows, 0, largest, "", WHAT)
+
+
+def _call(site: ExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:
+    """What the node is fed, as matrices of rows in its types, and what it should return; no more rows than `most`."""
+    import numpy as np
+
+    expected = values[site.returned]
+    expected = expected.reshape(-1, expected.shape[-1])
+    feeds = {}
+    for name, source in site.fed.items():
+        array = values[source]
+        width = expected.shape[-1] if name in ("x", "residual") else _width(site, name, array)
+        array = array.reshape(-1, width)
+        types = {"weights": np.dtype(np.float32), "indices": np.dtype(np.int32)}
+        feeds[name] = array.astype(types.get(name, expected.dtype))[:most]
+    return feeds, expected[:most]
+
+
+def _width(site: ExpertsSite, name: str, array: Any) -> int:
+    value = site.node.inputs[_INPUTS.index(name)]
+    width = None if value is None or value.shape is None else value.shape[-1]
+    return width if isinstance(width, int) else int(array.shape[-1])
+
+
+def _one_node_session(site: ExpertsSite, feeds: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
+    """A session of a model that holds the node, its weights and its function, and nothing else."""
+    import onnx_ir as ir
+
+    model = optimized.model
+    inputs: list[ir.Value | None] = []
+    initializers: dict[ir.Value, ir.Value] = {}
+    fed: list[ir.Value] = []
+    for name, value in zip(_INPUTS, site.node.inputs, strict=False):
+        if value is None:
+            inputs.append(None)
+        elif name in site.fed:
+            dtype = ir.DataType.from_numpy(feeds[name].dtype)
+            fed.append(ir.Value(name=name, type=ir.TensorType(dtype)))
+            inputs.append(fed[-1])
+        else:
+            copy = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+            inputs.append(initializers.setdefault(value, copy))
+    assert fed[0].type is not None
+    y = ir.Value(name="y", type=fed[0].type)
+    node = ir.Node(
+        DOMAIN,
+        site.node.op_type,
+        inputs,
+        site.node.attributes.values(),
+        overload=site.node.overload,
+        outputs=[y],
+        name=site.name,
+    )
+    graph = ir.Graph(
+        fed, [y], nodes=[node], initializers=[*initializers.values()], opset_imports=model.opset_imports, name="site"
+    )
+    functions = [f for key, f in model.functions.items() if key == node.op_identifier()]
+    alone = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
+    folder = optimized.data_folder
+    return open_session(alone, f"the node '{site.name}' by itself", with_library=with_library, data_folder=folder)
