@@ -257,5 +257,148 @@ moe (float[T, 4] x, float[2, 4, 1] experts = {1, 2, 3, 4, 5, 6, 7, 8}) => (float
     y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
 }""",
     ),
+    "experts-form": Example(
+        "The router is fused; the experts are one matrix each, where FusedExperts has two layers.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 4, 4] experts, int64[1] k = {2}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen = Gather (experts, ids)
+    y = Einsum <equation = "th,tkhi,tk->ti"> (x, chosen, weights)
+}""",
+    ),
+    "experts-activation": Example(
+        "The activation is Mish, which FusedExperts has not.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen1 = Gather (fc1, ids)
+    column1 = Unsqueeze (x, outer)
+    made1 = MatMul (chosen1, column1)
+    rows1 = Squeeze (made1, last)
+    soft = Softplus (rows1)
+    bent = Tanh (soft)
+    active = Mul (rows1, bent)
+    column2 = Unsqueeze (active, last)
+    chosen2 = Gather (fc2, ids)
+    made2 = MatMul (chosen2, column2)
+    rows2 = Squeeze (made2, last)
+    column = Unsqueeze (weights, last)
+    weighted = Mul (rows2, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)
+}""",
+    ),
+    "expert-weights-computed": Example(
+        "The first layer's weights are scaled while the model runs.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}, float factor = {2.0}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    scaled = Mul (fc1, factor)
+    chosen1 = Gather (scaled, ids)
+    column1 = Unsqueeze (x, outer)
+    made1 = MatMul (chosen1, column1)
+    rows1 = Squeeze (made1, last)
+    active = Relu (rows1)
+    column2 = Unsqueeze (active, last)
+    chosen2 = Gather (fc2, ids)
+    made2 = MatMul (chosen2, column2)
+    rows2 = Squeeze (made2, last)
+    column = Unsqueeze (weights, last)
+    weighted = Mul (rows2, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)
+}""",
+    ),
+    "expert-weights-shared": Example(
+        "The weights lie the other way round in the file, and something else reads them so.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y, float[4, 6] mean)
+<float[4, 8] gate, float[8, 4, 6] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}, int64[1] zero = {0},
+ int64[2] inner = {1, 2}, int64[1] two = {2}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen1 = Gather (fc1, ids)
+    row1 = Unsqueeze (x, inner)
+    made1 = MatMul (row1, chosen1)
+    rows1 = Squeeze (made1, two)
+    active = Relu (rows1)
+    column2 = Unsqueeze (active, last)
+    chosen2 = Gather (fc2, ids)
+    made2 = MatMul (chosen2, column2)
+    rows2 = Squeeze (made2, last)
+    column = Unsqueeze (weights, last)
+    weighted = Mul (rows2, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)
+    mean = ReduceMean <keepdims = 0> (fc1, zero)
+}""",
+    ),
+    "experts-mismatch": Example(
+        "The router chooses among 8 experts, and there are 7.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[7, 6, 4] fc1, float[7, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    chosen1 = Gather (fc1, ids)
+    column1 = Unsqueeze (x, outer)
+    made1 = MatMul (chosen1, column1)
+    rows1 = Squeeze (made1, last)
+    active = Relu (rows1)
+    column2 = Unsqueeze (active, last)
+    chosen2 = Gather (fc2, ids)
+    made2 = MatMul (chosen2, column2)
+    rows2 = Squeeze (made2, last)
+    column = Unsqueeze (weights, last)
+    weighted = Mul (rows2, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)
+}""",
+    ),
+    "experts-in-subgraph": Example(
+        "The experts are in a branch.",
+        """\
+moe (float[T, 4] x, bool run) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}>
+{
+    logits = MatMul (x, gate)
+    probabilities = Softmax (logits)
+    weights, ids = TopK (probabilities, k)
+    y = If (run) <
+        then_branch = then () => (float[T, 4] then_y) {
+            chosen1 = Gather (fc1, ids)
+            column1 = Unsqueeze (x, outer)
+            made1 = MatMul (chosen1, column1)
+            rows1 = Squeeze (made1, last)
+            active = Relu (rows1)
+            column2 = Unsqueeze (active, last)
+            chosen2 = Gather (fc2, ids)
+            made2 = MatMul (chosen2, column2)
+            rows2 = Squeeze (made2, last)
+            column = Unsqueeze (weights, last)
+            weighted = Mul (rows2, column)
+            then_y = ReduceSum <keepdims = 0> (weighted, one)
+        },
+        else_branch = otherwise () => (float[T, 4] else_y) { else_y = Identity (x) }
+    >
+}""",
+    ),
 }
 """By the slug of the reason."""

@@ -7,15 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ort_moe.experts_wording import phrase
 from ort_moe.printable import Printable, paragraph
 from ort_moe.router_wording import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ort_moe.rewrites import Finding, Site
+    from ort_moe.rewrites import ExpertsSite, Finding, Site
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON document; any change of its form raises it."""
 
 STATUS_WORDS = {"whole": "fused whole", "partly": "fused partly", "left": "left as it is"}
@@ -30,11 +31,13 @@ class Explanation(Printable):
         sites: In graph order; a layer's number is its place here, from 0.
         findings: What concerns the model as a whole.
         first: Number of the first site here.
+        experts: The experts behind the choices.
     """
 
     sites: tuple[Site, ...]
     findings: tuple[Finding, ...] = ()
     first: int = 0
+    experts: tuple[ExpertsSite, ...] = ()
 
     def layer(self, number: int) -> Explanation:
         """The explanation of one site.
@@ -45,13 +48,16 @@ class Explanation(Printable):
         if not 0 <= number < len(self.sites):
             there_are = f"there are {len(self.sites)}, numbered from 0" if self.sites else "there is none"
             raise IndexError(f"there is no site {number}: {there_are}")
-        return Explanation(self.sites[number : number + 1], self.findings, number)
+        site = self.sites[number]
+        experts = tuple(each for each in self.experts if _belong_together(site, each))
+        return Explanation((site,), self.findings, number, experts)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `ort_moe/json_schemas/explain.json` describes."""
         return {
             "schema": SCHEMA,
             "sites": [site_to_dict(site) for site in self.sites],
+            "experts": [experts_to_dict(each) for each in self.experts],
             "findings": [finding_to_dict(finding) for finding in self.findings],
         }
 
@@ -63,6 +69,12 @@ class Explanation(Printable):
         parts: list[RenderableType] = []
         for number, site in enumerate(self.sites, self.first):
             parts += _site_parts(number, site, show_graph=len(graphs) > 1)
+            for each in self.experts:
+                if _belong_together(site, each):
+                    parts += _experts_parts(each)
+        apart = [each for each in self.experts if not any(_belong_together(site, each) for site in self.sites)]
+        for each in apart:
+            parts += [Text.assemble((each.node, "bold"), " of no known choice"), *_experts_parts(each)]
         if not self.sites:
             parts.append(Text("no router found, and no other TopK: there is nothing to fuse"))
         for finding in self.findings:
@@ -83,7 +95,7 @@ def explain(
     from ort_moe.rewrites import rewrite
 
     result = rewrite(load_model(source), rules=rules, skip=skip)
-    return Explanation(result.sites, result.findings)
+    return Explanation(result.sites, result.findings, experts=result.experts)
 
 
 def site_to_dict(site: Site) -> dict[str, Any]:
@@ -99,6 +111,24 @@ def site_to_dict(site: Site) -> dict[str, Any]:
         "absorbed": list(site.absorbed),
         "findings": [finding_to_dict(finding) for finding in site.findings],
         "surroundings": list(site.surroundings),
+    }
+
+
+def experts_to_dict(experts: ExpertsSite) -> dict[str, Any]:
+    """The experts of a layer as JSON-ready values: what is not known is null."""
+    return {
+        "node": experts.node,
+        "graph": experts.graph,
+        "status": experts.status,
+        "block": experts.block,
+        "router": experts.router,
+        "form": experts.form,
+        "experts": experts.experts,
+        "k": experts.k,
+        "hidden": experts.hidden,
+        "inner": experts.inner,
+        "attributes": experts.attributes,
+        "findings": [finding_to_dict(finding) for finding in experts.findings],
     }
 
 
@@ -150,6 +180,23 @@ def _site_parts(number: int, site: Site, *, show_graph: bool) -> list[Renderable
     elif site.experts is not None:
         parts.append(paragraph(f"a choice of {site.k or '?'} of {site.experts} experts", indent=2))
     for finding in site.findings:
+        parts += finding_parts(finding)
+    return parts
+
+
+def _belong_together(site: Site, experts: ExpertsSite) -> bool:
+    return (site.graph, site.node) == (experts.graph, experts.router)
+
+
+def _experts_parts(experts: ExpertsSite) -> list[RenderableType]:
+    from rich.text import Text
+
+    word = STATUS_WORDS[experts.status]
+    parts: list[RenderableType] = [Text.assemble("  its experts: ", (word, STATUS_STYLES[experts.status]))]
+    if experts.attributes is not None:
+        by = experts.form or "of an earlier run"
+        parts.append(paragraph(f"fused: {phrase(experts.attributes)}, {experts.inner} inner elements ({by})", indent=4))
+    for finding in experts.findings:
         parts += finding_parts(finding)
     return parts
 

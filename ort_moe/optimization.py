@@ -1,4 +1,4 @@
-"""`ort_moe.optimize`: reads a model, fuses its routers, proves the answer the same, and only then puts it in place."""
+"""`ort_moe.optimize`: reads a model, fuses its MoE blocks, proves the answer the same, and only then puts it there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, VerificationError
-from ort_moe.ops import DOMAIN, FUSED_ROUTER
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,7 +31,7 @@ def optimize(
     external_data: str = "keep",
     force: bool = False,
 ) -> Report:
-    """Fuses the routers of a model.
+    """Fuses the routers of a model, and the experts behind them.
 
     The output is complete: loadable from another folder, and by an ONNX Runtime (1.27 or newer) without our library,
     which then runs the standard operators that come with each fused node. A model in which nothing matches is written
@@ -79,8 +79,9 @@ def optimize(
         passes=result.passes,
         operators_before=before,
         operators_after=count_operators(model),
-        already_fused=sum(fused_before.values()),
+        already_fused=sum(count for (op_type, _), count in fused_before.items() if op_type == FUSED_ROUTER.name),
         findings=result.findings,
+        experts=result.experts,
     )
     if not report.matched:
         # Canonicalising alone is no improvement: the user gets the very graph that came in.
@@ -100,12 +101,12 @@ def optimize(
     return replace(report, output=os.fspath(output))
 
 
-def _fused(model: ir.Model) -> Counter[str]:
-    """FusedRouter nodes by what they compute."""
+def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
+    """FusedRouter and FusedExperts nodes by their type and what they compute."""
     return Counter(
-        repr([(name, node.attributes[name].value) for name in sorted(node.attributes)])
+        (node.op_type, repr([(name, node.attributes[name].value) for name in sorted(node.attributes)]))
         for node in model.graph.all_nodes()
-        if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
+        if node.domain == DOMAIN and node.op_type in (FUSED_ROUTER.name, FUSED_EXPERTS.name)
     )
 
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.explanation import STATUS_STYLES, STATUS_WORDS, Explanation, finding_parts, finding_to_dict, site_to_dict
+from ort_moe import experts_wording
+from ort_moe.explanation import (
+    STATUS_STYLES,
+    STATUS_WORDS,
+    Explanation,
+    experts_to_dict,
+    finding_parts,
+    finding_to_dict,
+    site_to_dict,
+)
 from ort_moe.printable import Printable, paragraph, table
 from ort_moe.router_wording import phrase
 
@@ -15,10 +24,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.console import RenderableType
 
-    from ort_moe.rewrites import Finding, PassRecord, Site
+    from ort_moe.rewrites import ExpertsSite, Finding, PassRecord, Site
     from ort_moe.verification import Verification
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON document; any change of its form raises it."""
 
 
@@ -39,6 +48,7 @@ class Report(Printable):
         findings: What stood in the way on the model as a whole.
         verification: The proof; None where there was none.
         warnings: Sentences for the user.
+        experts: The experts behind every choice, with what became of them.
     """
 
     source: str
@@ -53,11 +63,12 @@ class Report(Printable):
     findings: tuple[Finding, ...] = ()
     verification: Verification | None = None
     warnings: tuple[str, ...] = ()
+    experts: tuple[ExpertsSite, ...] = ()
 
     @property
     def explanation(self) -> Explanation:
         """Why each site was or was not fused."""
-        return Explanation(self.sites, self.findings)
+        return Explanation(self.sites, self.findings, experts=self.experts)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `ort_moe/json_schemas/report.json` describes."""
@@ -74,6 +85,7 @@ class Report(Printable):
             },
             "passes": [{"name": p.name, "applied": p.applied, "seconds": p.seconds} for p in self.passes],
             "sites": [site_to_dict(site) for site in self.sites],
+            "experts": [experts_to_dict(each) for each in self.experts],
             "findings": [finding_to_dict(finding) for finding in self.findings],
             "verification": self.verification.to_dict() if self.verification is not None else None,
             "warnings": list(self.warnings),
@@ -115,10 +127,17 @@ class Report(Printable):
             whole, partly = (sum(site.status == status for site in self.sites) for status in ("whole", "partly"))
             how = " partly" if not whole else f", {whole} whole and {partly} partly" if partly else " whole"
             before = f", {self.already_fused} of them before" if self.already_fused else ""
-            return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}"
+            return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}, {self._experts_clause()}"
         if self.already_fused:
             return f"{self.source}: already optimised ({_count(self.already_fused, 'fused node')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"
+
+    def _experts_clause(self) -> str:
+        """Of how many routers the experts are fused."""
+        fused, known = sum(each.status == "whole" for each in self.experts), len(self.experts)
+        if not fused:
+            return "without experts"
+        return "with experts" if fused == known else f"{fused} of {known} with experts"
 
     def _site_groups(self) -> list[RenderableType]:
         """A line for all sites with the same fate."""
@@ -129,11 +148,18 @@ class Report(Printable):
             told += [phrase(site.attributes, site.inputs)] if site.attributes is not None else []
             told += [codes] if codes else []
             groups.setdefault((site.status, "; ".join(told)), []).append(site.node)
+        for each in self.experts:
+            codes = ", ".join(dict.fromkeys(str(finding.reason) for finding in each.findings))
+            told = [experts_wording.phrase(each.attributes)] if each.attributes is not None else []
+            told += [codes] if codes else []
+            groups.setdefault((each.status, "; ".join(["experts", *told])), []).append(each.node)
         parts = []
         for (status, fate), nodes in groups.items():
             where = nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
             parts.append(paragraph(f"{STATUS_WORDS[status]}: {fate} ({where})", indent=2, style=STATUS_STYLES[status]))
-        if any(finding.reason.slug != "topk-not-a-router" for site in self.sites for finding in site.findings):
+        findings = [finding for site in self.sites for finding in site.findings]
+        findings += [finding for each in self.experts for finding in each.findings]
+        if any(finding.reason.slug != "topk-not-a-router" for finding in findings):
             parts.append(paragraph(f"`ort-moe explain {self.source}` tells why, and what to do about it", indent=2))
         return parts
 

@@ -120,7 +120,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     records.extend(PassRecord(name, applied, fusion.seconds[name]) for name, applied in fusion.applied.items())
 
     sites = collect_sites(model, engine.by_root, engine.seeding)
-    experts = collect_experts(model, fusion, chosen)
+    experts = collect_experts(model, sites, fusion, chosen)
     start = time.perf_counter()
     put_back = unseed(model.graph)
     if put_back:

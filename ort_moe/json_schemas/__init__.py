@@ -12,7 +12,7 @@ from typing import Any
 from ort_moe.doctor import SCHEMA as DOCTOR
 from ort_moe.explanation import SCHEMA as EXPLAIN
 from ort_moe.inspection import SCHEMA as INSPECT
-from ort_moe.ops import FUSED_ROUTER, Attribute
+from ort_moe.ops import FUSED_EXPERTS, FUSED_ROUTER, Attribute
 from ort_moe.report import SCHEMA as REPORT
 from ort_moe.verification.result import SCHEMA as VERIFY
 
@@ -120,6 +120,31 @@ _SITE = _object(
     },
 )
 
+_EXPERTS = _object(
+    "The experts behind a choice.",
+    {
+        "node": _text("Name of the FusedExperts, or of the node that makes the choice."),
+        "graph": _text("Name of the graph it is in."),
+        "status": _one_of("`whole`: one FusedExperts computes them; `left`: not fused.", *("whole", "left")),
+        "block": _one_of(
+            "`whole`: router and experts are fused whole; `partly`: something is left; `left`: neither is fused.",
+            *("whole", "partly", "left"),
+        ),
+        "router": _text("Name of the site that makes the choice; empty where it is not known."),
+        "form": _text("Name of the rule that read them; empty where none did."),
+        "experts": _or_null(_count("Number of experts."), "not known"),
+        "k": _or_null(_count("Experts chosen per token."), "not known"),
+        "hidden": _or_null(_count("Elements of a token's row."), "not known"),
+        "inner": _or_null(_count("Elements between the layers."), "not known"),
+        "attributes": _or_null(
+            _object("Attributes of the FusedExperts.", {a.name: _attribute(a) for a in FUSED_EXPERTS.attributes}),
+            "not fused",
+        ),
+        "findings": _list("Why they are left.", _ref("finding", "A finding.")),
+    },
+)
+
+_ALL_EXPERTS = _list("The experts behind the choices, in graph order.", _ref("experts", "The experts of a layer."))
 _SITES = _list("In graph order.", _ref("site", "A site."))
 _FINDINGS = _list("What concerns the model as a whole.", _ref("finding", "A finding."))
 _STATUS = _one_of("The outcome.", "passed", "failed", "skipped")
@@ -238,8 +263,9 @@ SCHEMAS: Mapping[str, Schema] = {
         "explain",
         EXPLAIN,
         "What `ort-moe explain MODEL --json` prints.",
-        {"sites": _SITES, "findings": _FINDINGS},
+        {"sites": _SITES, "experts": _ALL_EXPERTS, "findings": _FINDINGS},
         site=_SITE,
+        experts=_EXPERTS,
         finding=_FINDING,
     ),
     "report": _document(
@@ -265,11 +291,13 @@ SCHEMAS: Mapping[str, Schema] = {
                 ),
             ),
             "sites": _SITES,
+            "experts": _ALL_EXPERTS,
             "findings": _FINDINGS,
             "verification": _or_null(_ref("verification", "The proof"), "not verified"),
             "warnings": _list("What the user should know.", _text("A sentence.")),
         },
         site=_SITE,
+        experts=_EXPERTS,
         finding=_FINDING,
         verification=_object("A verification.", {"schema": _version(VERIFY), **_VERIFICATION_KEYS}),
     ),

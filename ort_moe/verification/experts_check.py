@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
-from ort_moe.verification.router_check import SiteCheck, has_body
+from ort_moe.verification.router_check import SiteCheck, has_body, named_alike
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.tolerance import coarsest, relative_difference
 
@@ -73,7 +73,7 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> ExpertsSite
             continue
         if name not in _FED and name != "residual":
             return f"its input '{name}' is computed by the model"
-        source = _named_before(value, known)
+        source = _named_before(value, known) or named_alike(value, known)
         if source is None:
             return f"its input '{value.name}' is not a value of the original"
         fed[name] = source

@@ -104,7 +104,7 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite 
     for value in computed:
         if value.name not in known:
             return f"its input '{value.name}' is not a value of the original"
-    weights, indices = (_named_alike(value, known) for value in node.outputs[:2])
+    weights, indices = (named_alike(value, known) for value in node.outputs[:2])
     is_read = bool(node.outputs[0].uses()) or node.outputs[0].is_graph_output()
     if indices is None or (is_read and weights is None):
         return f"its {'indices' if indices is None else 'weights'} are not a value of the original"
@@ -112,12 +112,12 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite 
     return RouterSite(node, logits.name or "", weights, indices, tuple(value.name or "" for value in computed))
 
 
-def _named_alike(value: ir.Value, known: set[str | None]) -> str | None:
+def named_alike(value: ir.Value, known: set[str | None]) -> str | None:
     """Name of the value, or of one that it is cast to, that the original has too."""
     if value.name in known:
         return value.name
     for user in value.consumers():
-        if user.op_type == "Cast" and (found := _named_alike(user.outputs[0], known)) is not None:
+        if user.op_type == "Cast" and (found := named_alike(user.outputs[0], known)) is not None:
             return found
     return None
 

@@ -32,6 +32,11 @@ _TOLERANCE = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 1e-3, ir.DataType.BF
 
 _ERF = {1: math.sqrt(0.5)}
 _TANH = {1: math.sqrt(2.0 / math.pi), 3: math.sqrt(2.0 / math.pi) * 0.044715}
+_OTHER_FUNCTIONS = (
+    "Abs", "Celu", "Elu", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "PRelu", "Reciprocal",
+    "Selu", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh", "ThresholdedRelu", "Where",
+)  # fmt: skip
+"""Functions of which an activation may be made that FusedExperts has not."""
 _HIGHEST_POWER = 3
 _MOST_FACTORS = 8
 
@@ -89,6 +94,10 @@ def read_activation(value: ir.Value, dtype: ir.DataType, width: int) -> Activati
         Refusal: FusedExperts has no such activation.
     """
     factor, factors = _factors(plain(value, dtype), dtype, value)
+    for each in factors:
+        made_by = None if each.argument.of is None else each.argument.of.producer()
+        if made_by is not None and is_op(made_by, *_OTHER_FUNCTIONS):
+            raise _unknown(value, f"{label(made_by)} is among its factors")
     constants = sum(each.argument.of is None for each in factors)
     functions = [each for each in factors if each.function != "linear"]
     linear = [each for each in factors if each.function == "linear"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
+from ort_moe.rewrites.sites import Site, Status
 from ort_moe.rewrites.values import dim, label
 
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
@@ -38,6 +39,7 @@ class ExpertsSite:
         inner: I, where known.
         attributes: Of the FusedExperts; None where there is none.
         findings: Why they are left.
+        block: `whole`: router and experts are fused, and nothing of either is left; `left`: neither is fused; `partly`.
     """
 
     node: str
@@ -51,19 +53,23 @@ class ExpertsSite:
     inner: int | None = None
     attributes: dict[str, AttributeValue] | None = None
     findings: tuple[Finding, ...] = ()
+    block: Status = "left"
 
 
-def collect_experts(model: ir.Model, fusion: Fusion, chosen: Collection[str]) -> tuple[ExpertsSite, ...]:
+def collect_experts(
+    model: ir.Model, routers: Collection[Site], fusion: Fusion, chosen: Collection[str]
+) -> tuple[ExpertsSite, ...]:
     """The experts behind every FusedRouter, and all others that were seen, in the graph's order.
 
     Args:
         model: After the rewrite.
+        routers: Its sites.
         fusion: What the rewrite of the experts told.
         chosen: Names of the rules that were run.
     """
-    routers = {node for node in model.graph.all_nodes() if is_router(node)}
+    choices = {node for node in model.graph.all_nodes() if is_router(node)}
     served = {_choice(node) for node in model.graph.all_nodes() if is_experts(node)}
-    ends = {router: _end_behind(router, fusion) for router in routers - served}
+    ends = {router: _end_behind(router, fusion) for router in choices - served}
     sites: list[ExpertsSite] = []
     for node in model.graph.all_nodes():
         if is_experts(node):
@@ -72,7 +78,15 @@ def collect_experts(model: ir.Model, fusion: Fusion, chosen: Collection[str]) ->
             sites.append(_left(node, _why_left(node, ends[node], fusion, chosen), router=node))
         elif node in fusion.refused and node not in ends.values():
             sites.append(_left(node, _finding(node, fusion.refused[node])))
-    return tuple(sites)
+    statuses: dict[tuple[str, str], Status] = {(site.graph, site.node): site.status for site in routers}
+    return tuple(
+        replace(site, block=_both(site.status, statuses.get((site.graph, site.router), site.status))) for site in sites
+    )
+
+
+def _both(experts: Status, router: Status) -> Status:
+    """The status of a block by those of its halves."""
+    return experts if experts == router else "partly"
 
 
 def _choice(node: ir.Node) -> ir.Node | None:

@@ -17,7 +17,8 @@ def test_every_code_has_an_example() -> None:
 def test_example_produces_its_code(slug: str) -> None:
     example = EXAMPLES[slug]
     result = rewrite(example.model(), skip=example.skip)
-    findings = [*result.findings, *(finding for site in result.sites for finding in site.findings)]
+    sites = (*result.sites, *result.experts)
+    findings = [*result.findings, *(finding for site in sites for finding in site.findings)]
     assert slug in [finding.reason.slug for finding in findings]
 
 

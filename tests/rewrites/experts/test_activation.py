@@ -158,7 +158,7 @@ def test_activation_in_float32() -> None:
 
 # Each reads `g` and `u` and writes `active`.
 STAYING: dict[str, tuple[str, str]] = {
-    "tanh alone": ("a = Tanh (g)\n active = Mul (a, u)", "experts-form"),
+    "tanh alone": ("a = Tanh (g)\n active = Mul (a, u)", "experts-activation"),
     "mish": ("p = Softplus (g)\n t = Tanh (p)\n m = Mul (g, t)\n active = Mul (m, u)", "experts-activation"),
     "gelu with another slope": (
         """d = Mul (g, half)

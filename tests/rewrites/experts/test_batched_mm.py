@@ -216,8 +216,8 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
     "unknown activation": (
         Experts(activation="g, u = Split <axis = -1, num_outputs = 2> (made1)\n opened = Tanh (g)"
                            "\n active = Mul (opened, u)"),
-        "experts-form",
-        "are not the halves",
+        "experts-activation",
+        "Tanh 'tanh_14' is among its factors",
     ),
     "other experts": (other_ids("list2"), "experts-form", "the two layers take other experts"),
     "read in the middle": (
