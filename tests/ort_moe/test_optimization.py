@@ -72,7 +72,9 @@ def test_fixture_runs_without_our_library(tmp_path: Path, name: str) -> None:
     assert report.output == str(output)
     assert report.verification is not None
     assert report.verification.passed
-    assert len(_fused_nodes(output)) == fixture.layers
+    fused = [node.op_type for node in _fused_nodes(output)]
+    assert fused == ["FusedRouter", "FusedExperts"] * fixture.layers
+    assert [each.block for each in report.experts] == ["whole"] * fixture.layers
     feeds = fixture.sample_inputs()
     expected, got = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in (fixture.path, output))
     assert np.abs(got - expected).max() <= (1e-2 if fixture.precision == "fp16" else 1e-5) * np.abs(expected).max()
@@ -239,9 +241,9 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert set(document) == {
         *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
-        *("findings", "verification", "warnings"),
+        *("experts", "findings", "verification", "warnings"),
     }
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}
     assert document["operators"]["ort_moe::FusedRouter"] == {"before": 0, "after": 1}
     assert document["sites"][0]["status"] == "whole"

@@ -23,11 +23,12 @@ def test_done(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("optimize", source, "-o", output)
     assert outcome.code == ExitCode.DONE
     lines = outcome.out.splitlines()
-    assert lines[0].endswith("model.onnx: 1 router fused whole")
+    assert lines[0].endswith("model.onnx: 1 router fused whole, without experts")
     assert lines[1] == "  fused whole: 16 experts; softmax, top 2 (choice)"
+    assert lines[2] == "  left as it is: experts; OM015 experts-form (choice)"
     assert lines[-1] == f"written: {output}"
     assert any(line.startswith("verified: ") for line in lines)
-    assert len(lines) <= 6
+    assert len(lines) <= 7
     assert outcome.err == ""
     assert output.exists()
 
