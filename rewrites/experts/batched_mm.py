@@ -8,14 +8,12 @@ the product; choices are rows in a row, or an axis of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.activation import plain, read_activation
+from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
-from ort_moe.rewrites.experts.layer import Layer, Stack, gathered, read_bias, read_stack, through_transposes
+from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack, through_transposes
 from ort_moe.rewrites.experts.tokens import (
     chosen,
     matrix,
@@ -23,10 +21,12 @@ from ort_moe.rewrites.experts.tokens import (
     named,
     repeated,
     require_as_many,
+    require_choices,
     require_range,
 )
-from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
-from ort_moe.rewrites.values import RESHAPING, dim, is_op, label, operands, producer, rank, through
+from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
+from ort_moe.rewrites.rule import Refusal, RuleInfo
+from ort_moe.rewrites.values import RESHAPING, dim, label, operands, producer, rank, through
 
 RULE = RuleInfo(
     "experts-batched-mm",
@@ -38,22 +38,6 @@ RULE = RuleInfo(
 ROOT = "ReduceSum"
 
 
-@dataclass(frozen=True)
-class _Product:
-    """One layer of the gathered matrices."""
-
-    layer: Layer
-    ids: ir.Value
-    rows: ir.Value
-    spread: bool
-    """Whether a token's row meets the matrices of all its choices."""
-
-
-def products(node: ir.Node) -> bool:
-    """Whether a node multiplies with gathered matrices: what tells of experts that are not fused."""
-    return is_op(node, "MatMul") and any(_gather_of(value) is not None for value in node.inputs)
-
-
 def read(node: ir.Node) -> ExpertsBlock:
     """Reads the experts that end in this sum.
 
@@ -63,85 +47,36 @@ def read(node: ir.Node) -> ExpertsBlock:
     """
     terms, k, hidden = choice_sum(node)
     dtype = experts_type(terms)
-    rows, weights = _weighted(plain(terms, dtype))
-    second = _read_layer(rows, dtype)
-    if second is None:
-        raise Mismatch
-    inner = second.layer.weights.depth
-    if second.spread and k != 1:
-        raise Refusal(f"{label(second.layer.product)} multiplies each token's row with all its experts", "experts-form")
-    if second.layer.weights.rows != hidden:
-        raise Refusal(f"the experts return {second.layer.weights.rows} elements, summed are {hidden}", "experts-form")
-    first, attributes = _first_layer(second, dtype, inner)
-    x, on_input = _tokens(first, k, dtype, is_weighed=weights is not None)
+    rows, weights = weighted(plain(terms, dtype))
+    layers = read_two_layers(rows, dtype, hidden, _read_product, _read_bias)
+    if layers.second.spread and k != 1:
+        sentence = f"{label(layers.second.node)} multiplies one row of each token with all its experts"
+        raise Refusal(sentence, "experts-form")
+    x, on_input = _tokens(layers.first, k, dtype, is_weighed=weights is not None)
     column = weights if weights is not None else on_input
     if column is None:
         raise Refusal("the experts' results are weighed nowhere", "experts-form")
-    ids, mix = chosen(first.ids), mixing(column, dtype)
-    if chosen(second.ids) is not ids:
+    ids, mix = _choices(layers.first), mixing(column, dtype)
+    if _choices(layers.second) is not ids:
         raise Refusal("the two layers take other experts", "experts-form")
-    _require_choices(ids, mix, k)
-    require_range(ids, first.layer.weights.experts)
+    require_choices(ids, mix, k)
+    require_range(ids, layers.first.weights.experts)
     if rank(column) != 2 or k == 1:
         require_as_many(mix, ids, "the weights")
     if k == 1:  # a single row would be spread over all others
         require_as_many(x, ids, "the rows")
-    attributes["weight_on"] = "output" if weights is not None else "input"
-    return ExpertsBlock(rounded_sum(node.outputs[0], dtype), x, mix, ids, first.layer, second.layer, attributes)
+    attributes = {**layers.attributes, "weight_on": "output" if weights is not None else "input"}
+    return ExpertsBlock(rounded_sum(node.outputs[0], dtype), x, mix, ids, layers.fc1, layers.fc2, attributes)
 
 
-def _require_choices(ids: ir.Value, mix: ir.Value, k: int) -> None:
-    for value, what in ((ids, "chosen"), (mix, "weighed")):
-        if dim(value, -1) != k:
-            told = "an unknown number" if dim(value, -1) is None else dim(value, -1)
-            raise Refusal(
-                f"{k} results are summed for each token, {what} are {told} in {named(value)}", "experts-mismatch"
-            )
+def _choices(product: Product) -> ir.Value:
+    """The choices whose matrices are gathered."""
+    assert product.ids is not None
+    return chosen(product.ids)
 
 
-def _first_layer(second: _Product, dtype: ir.DataType, inner: int) -> tuple[_Product, dict[str, str | int | float]]:
-    """The first layer, and the attributes of what stands between."""
-    activation = read_activation(second.rows, dtype, 2 * inner)
-    first = _read_layer(activation.rows, dtype)
-    if first is None:
-        raise Refusal(f"{named(activation.rows)} is no product with the chosen experts' weights", "experts-form")
-    rows = first.layer.weights.rows
-    expected = 2 * inner if activation.attributes["gated"] else inner
-    if rows != expected or first.layer.weights.experts != second.layer.weights.experts:
-        raise Refusal(f"the first layer makes {rows} elements, {expected} are expected", "experts-form")
-    return first, dict(activation.attributes)
-
-
-def _weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """The experts' results and the column of their weights; None where they are not weighed here."""
-    node = producer(terms, "Mul")
-    if node is None:
-        return terms, None
-    left, right = operands(node)
-    for rows, column in ((left, right), (right, left)):
-        if rank(rows) is not None and rank(rows) == rank(column) and dim(column, -1) == 1:
-            return rows, column
-    raise Mismatch
-
-
-def _read_layer(rows: ir.Value, dtype: ir.DataType) -> _Product | None:
-    """The layer that makes these rows, with its bias; None where no product with gathered matrices does."""
-    rows = plain(rows, dtype)
-    add = producer(rows, "Add")
-    if add is None:
-        return _read_product(rows, None)
-    left, right = operands(add)
-    for product, bias in ((left, right), (right, left)):
-        gather = gathered(through(bias, RESHAPING))
-        if gather is None or rank(product) != rank(bias):
-            continue
-        found = _read_product(plain(product, dtype), gather)
-        if found is not None:
-            return found
-    return None
-
-
-def _read_product(value: ir.Value, bias: ir.Node | None) -> _Product | None:
+def _read_product(value: ir.Value) -> Product | None:
+    """Matrices gathered for each choice, times a row of each."""
     matmul = producer(value, "MatMul")
     if matmul is None:
         return None
@@ -153,22 +88,20 @@ def _read_product(value: ir.Value, bias: ir.Node | None) -> _Product | None:
         known = rank(matrices)
         # Of the matrices (D, N) a row from the left, of (N, D) a column from the right.
         vector = dim(rows, -2 if place == 1 else -1)
-        if vector != 1 or known is None or rank(rows) != known or known not in (3, 4):
+        if vector != 1 or known is None or rank(rows) != known:
             raise Refusal(f"{label(matmul)} multiplies more than a row of each choice", "experts-form")
         _, swapped = through_transposes(matrices)
         stack = read_stack(gather.inputs[0], transposed=swapped != (place == 1))
-        spread = known == 4 and dim(rows, 1) == 1
-        layer = Layer(stack, None if bias is None else _bias(bias, gather, stack), matmul)
-        return _Product(layer, operands(gather)[1], rows, spread)
+        return Product(stack, matmul, rows, operands(gather)[1], spread=known == 4 and dim(rows, 1) == 1)
     return None
 
 
-def _bias(node: ir.Node, gather: ir.Node, stack: Stack) -> Stack:
-    bias = read_bias(node.inputs[0])
-    ids, others = operands(node)[1], operands(gather)[1]
-    if chosen(ids) is not chosen(others) or (bias.experts, bias.rows) != (stack.experts, stack.rows):
-        raise Refusal(f"{label(node)} takes other biases than those of the chosen experts", "experts-form")
-    return bias
+def _read_bias(value: ir.Value, product: Product) -> Stack | None:
+    """Rows gathered for the same choices."""
+    gather = gathered(through(value, RESHAPING))
+    if gather is None or chosen(operands(gather)[1]) is not _choices(product):
+        return None
+    return read_bias(gather.inputs[0])
 
 
 def _gather_of(value: ir.Value | None) -> ir.Node | None:
@@ -180,9 +113,9 @@ def _gather_of(value: ir.Value | None) -> ir.Node | None:
     return node
 
 
-def _tokens(first: _Product, k: int, dtype: ir.DataType, *, is_weighed: bool) -> tuple[ir.Value, ir.Value | None]:
+def _tokens(first: Product, k: int, dtype: ir.DataType, *, is_weighed: bool) -> tuple[ir.Value, ir.Value | None]:
     """The tokens' rows, and the column that weighs them before the first layer, if they are not weighed behind."""
-    width = first.layer.weights.depth
+    width = first.weights.depth
     if first.spread:
         return matrix(first.rows, width), None
     node = None if is_weighed else producer(plain(first.rows, dtype), "Mul")

@@ -28,6 +28,23 @@ def choice_sum(node: ir.Node) -> tuple[ir.Value, int, int]:
     return terms, k, hidden
 
 
+def expert_sum(node: ir.Node) -> tuple[ir.Value, int, int]:
+    """What a sum over all experts adds up, E, and H.
+
+    ReduceSum over the first axis of (E, T, H).
+
+    Raises:
+        Mismatch: It is no such sum.
+    """
+    terms, over = node.inputs[0], axes(node)
+    if terms is None or over is None or len(over) != 1 or rank(terms) != 3 or integer(node, "keepdims", 1):
+        raise Mismatch
+    experts, hidden = dim(terms, 0), dim(terms, 2)
+    if over[0] not in (0, -3) or experts is None or hidden is None or node.outputs[0].dtype not in FLOATS:
+        raise Mismatch
+    return terms, experts, hidden
+
+
 def experts_type(terms: ir.Value) -> ir.DataType:
     """The type in which the experts compute what is summed: that of the matrix product behind it.
 

@@ -68,8 +68,26 @@ def mixing(value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return through_casts(value, {dtype, ir.DataType.FLOAT}, RESHAPING)
 
 
-def require_range(indices: ir.Value, experts: int) -> None:
+def require_choices(indices: ir.Value, weights: ir.Value, k: int) -> None:
+    """Refuse choices and weights of which there are not k for each token.
+
+    Raises:
+        Refusal: There are others.
+    """
+    for value, what in ((indices, "chosen"), (weights, "weighed")):
+        if dim(value, -1) != k:
+            told = "an unknown number" if dim(value, -1) is None else dim(value, -1)
+            sentence = f"{k} results are summed for each token, {what} are {told} in {named(value)}"
+            raise Refusal(sentence, "experts-mismatch")
+
+
+def require_range(indices: ir.Value, experts: int, *, distinct: bool = False) -> None:
     """Refuse indices that may lie outside the experts: a gather counts those below 0 from the end.
+
+    Args:
+        indices: (..., K).
+        experts: E.
+        distinct: Whether two of a token must not be the same, either.
 
     Raises:
         Refusal: They may.
@@ -83,6 +101,8 @@ def require_range(indices: ir.Value, experts: int) -> None:
     table = tabulate(indices, choice, width)
     if table is None:
         raise Refusal(f"the indices '{indices.name}' are not made of '{choice.name}' alone", "experts-form")
+    if distinct and len(set(table.tolist())) < width:
+        raise Refusal(f"'{indices.name}' may hold an expert twice", "experts-form")
     if int(table.min()) < 0 or int(table.max()) >= experts:
         raise Refusal(f"there are {experts} experts, but '{indices.name}' is chosen among {width}", "experts-mismatch")
 

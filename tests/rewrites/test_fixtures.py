@@ -23,12 +23,6 @@ NOT_WHOLE: dict[str, tuple[str, str] | None] = {
 The first pattern that fits a fixture's name counts.
 """
 
-EXPERTS_LEFT: dict[str, str] = {
-    "*_grouped_*": "experts-form",
-    "llama4_text_*": "experts-form",
-}
-"""Fixtures whose experts are left, with the reason."""
-
 RTOL = {"fp32": 1e-5, "fp16": 4e-3, "bf16": 1e-5}
 """Of the largest output. bfloat16 runs widened to float32."""
 
@@ -66,10 +60,7 @@ def test_fixture(fixture: Fixture, tmp_path: Path) -> None:
             assert reason is None or reason in [finding.reason.slug for finding in site.findings]
     assert not rewrite(model).modified
 
-    left = next((reason for pattern, reason in EXPERTS_LEFT.items() if fnmatch(fixture.name, pattern)), None)
-    assert [site.status for site in result.experts] == ["whole" if left is None else "left"] * fixture.layers, left
-    for experts in result.experts:
-        assert [finding.reason.slug for finding in experts.findings] == ([] if left is None else [left])
+    assert [site.status for site in result.experts] == ["whole"] * fixture.layers, result.experts
 
     # What experts return keeps its name, and so do each router's indices: the node's own, or the Cast to int64 behind
     # it, where the original had the TopK's.

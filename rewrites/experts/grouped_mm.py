@@ -1,0 +1,165 @@
+"""All choices sorted by expert, and each expert's rows multiplied with its matrix.
+
+sum_k(Unsort(w * Concat_e(act(Concat_e(x[e's rows] @ W1_e))[e's rows] @ W2_e))) -> FusedExperts(x, ...)
+
+How transformers' `grouped_mm` leaves its own exporter: unrolled over the experts, with ranges whose lengths depend on
+the data, so that no CUDA graph can be captured of it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.experts.activation import plain
+from ort_moe.rewrites.experts.block import ExpertsBlock
+from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
+from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack
+from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
+from ort_moe.rewrites.experts.tokens import mixing, named, require_as_many, require_choices, require_range
+from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
+from ort_moe.rewrites.fixed_lengths import fixed_integers
+from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
+from ort_moe.rewrites.values import (
+    INDICES,
+    RESHAPING,
+    dim,
+    integer,
+    is_op,
+    operands,
+    producer,
+    rank,
+    scalar,
+    through,
+    through_casts,
+)
+
+RULE = RuleInfo(
+    "experts-grouped-mm",
+    "sum_k(Unsort(w * Concat_e(act(Concat_e(x_e @ W1_e))_e @ W2_e))) -> FusedExperts(x, w, ids, W1, W2)",
+    "Where the choices are sorted by expert, and counted to tell the rows of each.",
+)
+
+ROOT = "ReduceSum"
+
+
+def read(node: ir.Node) -> ExpertsBlock:
+    """Reads the experts that end in this sum.
+
+    Raises:
+        Mismatch: None do.
+        Refusal: They are nothing that FusedExperts computes.
+    """
+    terms, k, hidden = choice_sum(node)
+    sort = _sort_behind(terms)
+    if sort is None:
+        raise Mismatch
+    dtype = experts_type(operands(_gather(terms))[0])
+    rows = sort.puts_back(plain(terms, dtype))
+    if rows is None:
+        raise Refusal(f"{named(terms)} does not undo {told(sort)}", "experts-form")
+    rows, column = weighted(plain(rows, dtype))
+    if column is None:
+        raise Refusal("the experts' results are weighed nowhere", "experts-form")
+
+    def read_bias_rows(value: ir.Value, product: Product) -> Stack | None:
+        """Rows gathered for each sorted expert."""
+        del product
+        gather = gathered(through(value, RESHAPING))
+        ids = None if gather is None else through_casts(operands(gather)[1], INDICES, RESHAPING)
+        return None if gather is None or ids is not sort.experts else read_bias(gather.inputs[0])
+
+    layers = read_two_layers(rows, dtype, hidden, _read_product, read_bias_rows)
+    experts = layers.first.weights.experts
+    _require_segments(layers, sort, experts)
+    x = sort.takes_tokens(layers.first.rows, k, layers.first.weights.depth)
+    if x is None:
+        raise Refusal(
+            f"{named(layers.first.rows)} are not the tokens' rows in the order of {told(sort)}", "experts-form"
+        )
+    weights = sort.takes(mixing(column, dtype))
+    if weights is None or rank(column) != 2:
+        raise Refusal(f"the weights in {named(column)} are not in the order of {told(sort)}", "experts-form")
+    mix = mixing(weights, dtype)
+    require_choices(sort.choices, mix, k)
+    require_range(sort.choices, experts)
+    require_as_many(mix, sort.choices, "the weights")
+    require_as_many(x, sort.choices, "the rows")
+    attributes = {**layers.attributes, "weight_on": "output"}
+    return ExpertsBlock(rounded_sum(node.outputs[0], dtype), x, mix, sort.choices, layers.fc1, layers.fc2, attributes)
+
+
+def _gather(terms: ir.Value) -> ir.Node:
+    """The node that puts rows back in the order of the tokens."""
+    node = gathered(through(terms, RESHAPING | {"Cast"}))
+    if node is None:
+        raise Mismatch
+    return node
+
+
+def _sort_behind(terms: ir.Value) -> Sort | None:
+    """The sort that the gather in front of a sum undoes."""
+    places = through_casts(operands(_gather(terms))[1], INDICES, RESHAPING)
+    scatter = producer(places, "ScatterND")
+    return None if scatter is None else Sort.of(operands(scatter)[1])
+
+
+def _read_product(value: ir.Value) -> Product | None:
+    """Concat over the experts of MatMul(Gather(rows, Range), W_e)."""
+    concat = producer(value, "Concat")
+    if concat is None or integer(concat, "axis", 0) not in (0, -2) or rank(value) != 2:
+        return None
+    stack: ir.Value | None = None
+    rows: ir.Value | None = None
+    for place, part in enumerate(operands(concat)):
+        matmul = producer(part, "MatMul")
+        gather = None if matmul is None else gathered(matmul.inputs[0])
+        matrix = None if matmul is None else _matrix(operands(matmul)[1])
+        if gather is None or matrix is None or matrix[1] != place or rank(gather.inputs[0]) != 2:
+            return None
+        if producer(gather.inputs[1], "Range") is None or stack not in (None, matrix[0]):
+            return None
+        if rows not in (None, gather.inputs[0]):
+            return None
+        stack, rows = matrix[0], gather.inputs[0]
+    if stack is None or rows is None:
+        return None
+    read = read_stack(stack, transposed=True)
+    return Product(read, concat, rows) if read.experts == len(concat.inputs) else None
+
+
+def _matrix(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """The stack of which a value is one expert's matrix, and the expert."""
+    if rank(value) != 2:
+        return None
+    value = through(value, RESHAPING)
+    split = producer(value, "Split")
+    if split is not None and integer(split, "axis", 0) == 0 and rank(split.inputs[0]) == 3:
+        sizes = None if len(split.inputs) < 2 or split.inputs[1] is None else fixed_integers(split.inputs[1])
+        length = dim(split.inputs[0], 0)
+        if length == len(split.outputs) and sizes in (None, [1] * length):
+            return operands(split)[0], split.outputs.index(value)
+    pick = producer(value, "Gather")
+    if pick is not None and integer(pick, "axis", 0) == 0 and rank(pick.inputs[0]) == 3:
+        expert = scalar(pick.inputs[1])
+        return None if expert is None or expert < 0 else (operands(pick)[0], int(expert))
+    return None
+
+
+def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:
+    """Refuse segments of rows that are not each expert's own.
+
+    Raises:
+        Refusal: They are others.
+    """
+    for product in (layers.first, layers.second):
+        ranges = []
+        for part in operands(product.node):
+            matmul = part.producer()
+            gather = None if matmul is None else operands(matmul)[0].producer()
+            source = None if gather is None else operands(gather)[1].producer()
+            if source is not None and is_op(source, "Range"):
+                ranges.append(source)
+        ends = segment_ends(ranges) if len(ranges) == experts else None
+        if ends is None or not counts_up(ends, sort, experts):
+            sentence = f"the rows that {named(product.node.outputs[0])} joins are not those of each expert"
+            raise Refusal(sentence, "experts-form")

@@ -1,0 +1,127 @@
+"""The two layers of the experts and what stands between, in any form: it says what a product and a bias are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_moe.ops import AttributeValue
+from ort_moe.rewrites.experts.activation import plain, read_activation
+from ort_moe.rewrites.experts.layer import Layer, Stack
+from ort_moe.rewrites.experts.tokens import named
+from ort_moe.rewrites.rule import Mismatch, Refusal
+from ort_moe.rewrites.values import dim, label, operands, producer, rank
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of rows with the experts' matrices.
+
+    Attributes:
+        weights: The matrices.
+        node: What multiplies.
+        rows: What it multiplies.
+        ids: Which experts, in the form's own terms.
+        spread: Whether a token's one row meets the matrices of all its experts.
+    """
+
+    weights: Stack
+    node: ir.Node
+    rows: ir.Value
+    ids: ir.Value | None = None
+    spread: bool = False
+
+
+ReadProduct = Callable[[ir.Value], Product | None]
+ReadBias = Callable[[ir.Value, Product], Stack | None]
+
+
+@dataclass(frozen=True)
+class TwoLayers:
+    """The experts of a form, read.
+
+    Attributes:
+        first: Product of the first layer.
+        second: Product of the second.
+        fc1: The first layer.
+        fc2: The second.
+        attributes: Of what stands between.
+    """
+
+    first: Product
+    second: Product
+    fc1: Layer
+    fc2: Layer
+    attributes: dict[str, AttributeValue]
+
+
+def read_two_layers(
+    rows: ir.Value, dtype: ir.DataType, hidden: int, read_product: ReadProduct, read_bias: ReadBias
+) -> TwoLayers:
+    """Reads back from what the experts return.
+
+    Args:
+        rows: Rows of H.
+        dtype: In which they compute.
+        hidden: H.
+        read_product: Reads a value before views and casts; None where no product with experts' matrices makes it.
+        read_bias: Reads what is added to a product; None where it is not each expert's row.
+
+    Raises:
+        Mismatch: No experts make the rows.
+        Refusal: FusedExperts has no such experts.
+    """
+    second, bias2 = _read_layer(rows, dtype, read_product, read_bias)
+    if second is None:
+        raise Mismatch
+    inner = second.weights.depth
+    if second.weights.rows != hidden:
+        raise Refusal(f"the experts return {second.weights.rows} elements, summed are {hidden}", "experts-form")
+    activation = read_activation(second.rows, dtype, 2 * inner)
+    first, bias1 = _read_layer(activation.rows, dtype, read_product, read_bias)
+    if first is None:
+        raise Refusal(f"{named(activation.rows)} is no product with the chosen experts' weights", "experts-form")
+    expected = 2 * inner if activation.attributes["gated"] else inner
+    if first.weights.rows != expected or first.weights.experts != second.weights.experts:
+        raise Refusal(f"the first layer makes {first.weights.rows} elements, expected are {expected}", "experts-form")
+    return TwoLayers(
+        first,
+        second,
+        Layer(first.weights, bias1, first.node),
+        Layer(second.weights, bias2, second.node),
+        dict(activation.attributes),
+    )
+
+
+def weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Rows, and the column that they are multiplied with; None where there is none."""
+    node = producer(terms, "Mul")
+    if node is None:
+        return terms, None
+    left, right = operands(node)
+    for rows, column in ((left, right), (right, left)):
+        if rank(rows) is not None and rank(rows) == rank(column) and dim(column, -1) == 1:
+            return rows, column
+    return terms, None
+
+
+def _read_layer(
+    rows: ir.Value, dtype: ir.DataType, read_product: ReadProduct, read_bias: ReadBias
+) -> tuple[Product | None, Stack | None]:
+    """The product that makes these rows, and its bias."""
+    rows = plain(rows, dtype)
+    add = producer(rows, "Add")
+    if add is None:
+        return read_product(rows), None
+    left, right = operands(add)
+    for value, other in ((left, right), (right, left)):
+        product = read_product(plain(value, dtype))
+        if product is None:
+            continue
+        bias = read_bias(other, product) if rank(value) == rank(other) else None
+        if bias is None or (bias.experts, bias.rows) != (product.weights.experts, product.weights.rows):
+            raise Refusal(f"{label(add)} adds no bias of the experts to their product", "experts-form")
+        return product, bias
+    return None, None

@@ -1,0 +1,158 @@
+"""Choices sorted by expert, and each expert's rows multiplied apart: the sort, the counts, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.rewrites.blocks import EXPERTS
+from tests.rewrites.experts.experts_models import SILU, Experts, assert_fuses, assert_stays, fuse, transposed
+
+SORT = """
+    places_shape = Shape (list)
+    sorted, perm = TopK <largest = 0> (list, places_shape)
+    is_below = Less (perm, zero)
+    rest = Mod (perm, k)
+    has_rest = Cast <to = 9> (rest)
+    rounds = And (is_below, has_rest)
+    correction = Cast <to = 7> (rounds)
+    quotient = Div (perm, k)
+    token = Sub (quotient, correction)
+    rows = Gather (x, token)
+    float_ids = Cast <to = 1> (sorted)
+    scaled = Div (float_ids, bin_width)
+    bins0 = Cast <to = 7> (scaled)
+    bins = Clip (bins0, first, last)
+    ones = Expand (one_float, places_shape)
+    counts = ScatterElements <axis = 0, reduction = "add"> (no_counts, bins, ones)
+    whole_counts = Cast <to = 7> (counts)
+    ends = CumSum (whole_counts, first)"""
+
+WEIGH = """
+    flat_weights = Reshape (weights, minus1)
+    sorted_weights = GatherElements <axis = 0> (flat_weights, perm)
+    weight_column = Unsqueeze (sorted_weights, minus1)
+    weighted = Mul (made2, weight_column)"""
+
+SUM = """
+    perm_column = Unsqueeze (perm, minus1)
+    count = Size (perm)
+    numbers = Range (first, count, step)
+    inverse = ScatterND (perm, perm_column, numbers)
+    back = Gather (weighted, inverse)
+    by_token = Reshape (back, by_token_shape)
+    y = ReduceSum <keepdims = 0> (by_token, one)"""
+
+
+def layer(name: str, source: str, result: str, *, take: Callable[[int], str] | None = None) -> str:
+    """Concat over the experts of MatMul(Gather(source, range), matrix)."""
+    lines, parts = [], []
+    matrices = ", ".join(f"{name}_m{e}" for e in range(EXPERTS))
+    lines.append(f"{matrices} = Split <axis = 0, num_outputs = {EXPERTS}> ({name})")
+    for e in range(EXPERTS):
+        lines.append(f"{name}_r{e} = {take(e) if take else f'Gather ({source}, range{e})'}")
+        lines.append(f"{name}_w{e} = Squeeze ({name}_m{e}, zero)")
+        lines.append(f"{name}_p{e} = MatMul ({name}_r{e}, {name}_w{e})")
+        parts.append(f"{name}_p{e}")
+    lines.append(f"{result} = Concat <axis = 0> ({', '.join(parts)})")
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def ranges() -> str:
+    ends = ", ".join(f"end_{e}" for e in range(EXPERTS))
+    lines = [f"{ends} = Split <axis = 0, num_outputs = {EXPERTS}> (ends)"]
+    for e in range(EXPERTS):
+        lines.append(f"end{e} = Squeeze (end_{e}, zero)")
+        lines.append(f"range{e} = Range ({f'end{e - 1}' if e else 'first'}, end{e}, step)")
+    return "".join(f"\n    {line}" for line in lines)
+
+
+CONSTANTS = {
+    "fc1": transposed("fc1"),
+    "fc2": transposed("fc2"),
+    "zero": np.array([0], np.int64),
+    "first": np.array(0, np.int64),
+    "last": np.array(EXPERTS - 1, np.int64),
+    "step": np.array(1, np.int64),
+    "bin_width": np.array((EXPERTS - 1) / EXPERTS, np.float32),
+    "one_float": np.array(1.0, np.float32),
+    "no_counts": np.zeros(EXPERTS, np.float32),
+}
+
+
+def grouped(
+    sort: str = SORT, fc1: str = "", fc2: str = "", weigh: str = WEIGH, total: str = SUM, **constants: object
+) -> Experts:
+    return Experts(
+        repeat="",
+        list="\n list = Reshape (ids, minus1)" + sort + ranges(),
+        fc1=fc1 or layer("fc1", "rows", "made1"),
+        activation=SILU,
+        fc2=fc2 or layer("fc2", "active", "made2"),
+        weigh=weigh,
+        sum=total,
+        constants={**CONSTANTS, **constants},
+    )
+
+
+PLAIN = {"activation": "silu", "gated": 1, "weight_on": "output"}
+
+
+def test_plain() -> None:
+    assert_fuses(grouped(), PLAIN)
+
+
+def test_biases() -> None:
+    bias = "\n {0} = Gather ({1}, sorted)\n {2} = Add ({3}, {0})"
+    experts = grouped(
+        fc1=layer("fc1", "rows", "bare1") + bias.format("row1", "bias1", "made1", "bare1"),
+        fc2=layer("fc2", "active", "bare2") + bias.format("row2", "bias2", "made2", "bare2"),
+    )
+    assert_fuses(experts, PLAIN)
+
+
+def test_division_without_a_correction() -> None:
+    assert_fuses(grouped(SORT.replace("token = Sub (quotient, correction)", "token = Identity (quotient)")), PLAIN)
+
+
+STAYING = {
+    "largest experts first": (
+        grouped(SORT.replace("largest = 0", "largest = 1")),
+        None,
+    ),
+    "other tokens": (
+        grouped(SORT.replace("Div (perm, k)", "Div (perm, three)"), three=np.array([3], np.int64)),
+        "are not the tokens' rows in the order of TopK",
+    ),
+    "bins that miss experts": (
+        grouped(bin_width=np.array(2.0, np.float32)),
+        "joins are not those of each expert",
+    ),
+    "weights in the order of the tokens": (
+        grouped(weigh=WEIGH.replace("GatherElements <axis = 0> (flat_weights, perm)", "Identity (flat_weights)")),
+        "are not in the order of TopK",
+    ),
+    "not put back": (
+        grouped(total=SUM.replace("(weighted, inverse)", "(weighted, perm)")),
+        None,
+    ),
+    "other rows in the second layer": (
+        grouped(fc2=layer("fc2", "active", "made2", take=lambda e: f"Gather (active, range{e ^ 1})")),
+        "joins are not those of each expert",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAYING)
+def test_refused(case: str) -> None:
+    experts, sentence = STAYING[case]
+    sentence = "ends in no form of experts that is known" if sentence is None else sentence
+    assert_stays(experts, "experts-form", sentence)
+
+
+def test_sums_without_their_last() -> None:
+    """The model does not run: the ranges leave out the last expert's rows."""
+    site, _ = fuse(grouped(SORT.replace("CumSum (", "CumSum <exclusive = 1> (")).model())
+    assert ["joins are not those of each expert" in finding.detail for finding in site.findings] == [True]
