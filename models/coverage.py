@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import models.fixtures
 from models.architectures import ARCHITECTURES, architecture
 from models.fixtures import Fixture
 from models.plan import EXPORTERS, PRECISIONS, VARIANTS
+
+if TYPE_CHECKING:
+    from ort_moe.rewrites import ExpertsSite, Site
 
 PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
 
@@ -16,9 +20,10 @@ _HEADER = """\
 
 <!-- Generated from models/fixtures/ by `make docs`; edit models/architectures.py or the rewrites instead. -->
 
-Which routers become one `FusedRouter`, by architecture, exporter and precision, as found on the
-[sample models](models.md). **whole**: nothing of the router is left beside the node. *partly*: some of it is, and the
-model means the same. *refused*: the router is as it was. The codes are explained in [codes.md](codes.md).
+Which routers become one `FusedRouter`, and the experts behind them one `FusedExperts`, by architecture, exporter and
+precision, as found on the [sample models](models.md). **whole**: nothing of either is left beside the two nodes. Else
+the router and the experts are told apart, with a slash between: *partly*: some of it is left, and the model means the
+same; *refused*: it is as it was. The codes are explained in [codes.md](codes.md).
 
 The exporters: *dynamo* is `torch.onnx.export(dynamo=True)`, *legacy* the same with `dynamo=False`, *transformers* is
 `transformers.exporters.OnnxExporter`, all with the experts implementation `batched_mm`; *grouped* is the last one with
@@ -41,11 +46,11 @@ _NOT_EXPORTED = """\
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of the routers of one model.
+class Part:
+    """What became of the routers, or of the experts, of one model.
 
     Attributes:
-        status: `whole`, `partly` or `refused`; of several routers, the worst.
+        status: `whole`, `partly` or `refused`; of several, the worst.
         reasons: codes and names of what stood in the way, each once, in order.
     """
 
@@ -56,10 +61,28 @@ class Outcome:
         if self.status == "whole":
             return "**whole**"
         links = ", ".join(f"[{slug}](codes.md#{code.lower()}-{slug})" for code, slug in self.reasons)
-        return f"*{self.status}* ({links or 'no router found'})"
+        return f"*{self.status}* ({links or 'none found'})"
 
 
-WHOLE = Outcome("whole")
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the MoE blocks of one model.
+
+    Attributes:
+        routers: their routers.
+        experts: their experts.
+    """
+
+    routers: Part
+    experts: Part
+
+    def __str__(self) -> str:
+        return (
+            str(self.routers) if self.routers == self.experts == Part("whole") else f"{self.routers} / {self.experts}"
+        )
+
+
+WHOLE = Outcome(Part("whole"), Part("whole"))
 
 
 def outcome(fixture: Fixture) -> Outcome:
@@ -68,21 +91,29 @@ def outcome(fixture: Fixture) -> Outcome:
 
     from ort_moe.rewrites import rewrite
 
-    sites = rewrite(ir.load(fixture.path)).sites
-    fused = [site for site in sites if site.status != "left"]
-    statuses = {site.status for site in fused}
-    if len(fused) == fixture.layers and statuses == {"whole"}:
-        return WHOLE
+    result = rewrite(ir.load(fixture.path))
+    return Outcome(_part(fixture, result.sites), _part(fixture, result.experts))
+
+
+def _part(fixture: Fixture, sites: "Sequence[Site | ExpertsSite]") -> Part:
+    fused = [site.status for site in sites if site.status != "left"]
+    if fused == ["whole"] * fixture.layers:
+        return Part("whole")
     findings = [finding for site in sites if site.status != "whole" for finding in site.findings]
     reasons = dict.fromkeys((finding.reason.code, finding.reason.slug) for finding in findings)
-    return Outcome("partly" if len(fused) == fixture.layers else "refused", tuple(reasons))
+    return Part("partly" if len(fused) == fixture.layers else "refused", tuple(reasons))
 
 
 def page(outcome_of: Callable[[Fixture], Outcome] = outcome) -> str:
     """Return the page, in Markdown."""
     outcomes = {fixture.name: outcome_of(fixture) for fixture in models.fixtures.all()}
-    whole = sum(found == WHOLE for found in outcomes.values())
-    share = f"{whole} of {len(outcomes)} exports are whole, {100 * whole / len(outcomes):.1f} %.\n\n"
+    routers = sum(found.routers == WHOLE.routers for found in outcomes.values())
+    experts = sum(found.experts == WHOLE.experts for found in outcomes.values())
+    percent = [f"{100 * whole / len(outcomes):.1f} %" for whole in (routers, experts)]
+    share = (
+        f"Of {len(outcomes)} exports, the routers of {routers} ({percent[0]}) and the experts of {experts} ({percent[1]}) "
+        "are whole.\n\n"
+    )
     parts = [_HEADER, share, "## Blocks\n\n", _matrix("block", outcomes), "\n## Language models\n\n"]
     parts += [_matrix("causal_lm", outcomes), "\n## Variants\n\n", _variants(outcomes)]
     parts += ["\n## Routers\n\n", _routers(), "\n", _NOT_EXPORTED]

@@ -129,6 +129,7 @@ def experts_to_dict(experts: ExpertsSite) -> dict[str, Any]:
         "inner": experts.inner,
         "attributes": experts.attributes,
         "findings": [finding_to_dict(finding) for finding in experts.findings],
+        "surroundings": list(experts.surroundings),
     }
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_REPORT = (
-    "report it with the output of `ort-moe explain MODEL --json`, "
-    "which holds the nodes around the router and no weights"
-)
+_REPORT = "report it with the output of `ort-moe explain MODEL --json`, which holds the nodes around it and no weights"
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,10 @@ _EXPERTS = _object(
             "not fused",
         ),
         "findings": _list("Why they are left.", _ref("finding", "A finding.")),
+        "surroundings": _list(
+            "Of experts that are left, the nodes around where they end, without weights.",
+            _text("A node in the manner of ONNX's text form."),
+        ),
     },
 )
 

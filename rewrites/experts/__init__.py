@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.node import is_experts, replace, require_alone
+from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_valid
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import is_op
@@ -79,6 +79,7 @@ def fuse_experts(model: ir.Model, chosen: Collection[str]) -> Fusion:
                 block = form.read(node)
                 if node.graph is not model.graph:
                     raise Refusal("they are in a body of If, Loop or Scan", "experts-in-subgraph")
+                require_valid(block)
                 require_alone(block)
             except Mismatch:
                 continue

@@ -38,6 +38,8 @@ _OTHER_FUNCTIONS = (
 )  # fmt: skip
 """Functions of which an activation may be made that FusedExperts has not."""
 _HIGHEST_POWER = 3
+_DEEPEST = 8
+"""Steps of a polynomial; that of gelu's tanh has 5."""
 _MOST_FACTORS = 8
 
 
@@ -278,24 +280,24 @@ def _is_relu(node: ir.Node) -> bool:
     return False
 
 
-def _polynomial(value: ir.Value, dtype: ir.DataType) -> _Polynomial:
+def _polynomial(value: ir.Value, dtype: ir.DataType, depth: int = _DEEPEST) -> _Polynomial:
     """The value as a polynomial in what is no sum or product with constants or itself."""
     value = plain(value, dtype)
     number = scalar(value)
     if number is not None:
         return _Polynomial(None, {0: number})
-    node = value.producer()
+    node = value.producer() if depth else None
     result: _Polynomial | None = None
     if is_op(node, "Add", "Sub", "Mul", "Div"):
         assert node is not None
         left, right = operands(node)
-        result = _combined(node.op_type, _polynomial(left, dtype), _polynomial(right, dtype))
+        result = _combined(node.op_type, *(_polynomial(each, dtype, depth - 1) for each in (left, right)))
     elif is_op(node, "Neg"):
         assert node is not None
-        result = _combined("Mul", _Polynomial(None, {0: -1.0}), _polynomial(operands(node)[0], dtype))
+        result = _combined("Mul", _Polynomial(None, {0: -1.0}), _polynomial(operands(node)[0], dtype, depth - 1))
     elif is_op(node, "Pow"):
         assert node is not None
-        exponent, base = scalar(node.inputs[1]), _polynomial(operands(node)[0], dtype)
+        exponent, base = scalar(node.inputs[1]), _polynomial(operands(node)[0], dtype, depth - 1)
         if exponent in (2.0, 3.0):
             result = _combined("Mul", base, base)
             result = _combined("Mul", base, result) if exponent == 3.0 and result is not None else result

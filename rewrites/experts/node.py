@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack
 from ort_moe.rewrites.names import Names
@@ -46,6 +46,22 @@ def require_alone(block: ExpertsBlock) -> None:
             raise Refusal(sentence, "expert-weights-shared", others)
 
 
+def require_valid(block: ExpertsBlock) -> None:
+    """Refuse attributes that FusedExperts has not, such as a slope that is no number.
+
+    Raises:
+        Refusal: It has not.
+    """
+    try:
+        ExpertsConfig.from_attributes(_complete(block))
+    except ValueError as error:
+        raise Refusal(str(error), "experts-activation") from None
+
+
+def _complete(block: ExpertsBlock) -> dict[str, AttributeValue]:
+    return FUSED_EXPERTS.complete({"weight_format": "dense", "block_size": 0, **block.attributes})
+
+
 def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     """Put a FusedExperts in the place of the block, in its graph.
 
@@ -69,8 +85,7 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
         given[f"{name}_weights"] = _dense(graph, layer.weights, names)
         if layer.bias is not None:
             given[f"{name}_bias"] = layer.bias.value
-    attributes = FUSED_EXPERTS.complete({"weight_format": "dense", "block_size": 0, **block.attributes})
-    ExpertsConfig.from_attributes(attributes)
+    attributes = _complete(block)
     inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
     while inputs[-1] is None:
         inputs.pop()

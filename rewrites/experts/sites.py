@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site, Status
+from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.values import dim, label
 
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
@@ -39,6 +40,7 @@ class ExpertsSite:
         inner: I, where known.
         attributes: Of the FusedExperts; None where there is none.
         findings: Why they are left.
+        surroundings: Of experts that are left, the nodes around their end, or around the choice, as text.
         block: `whole`: router and experts are fused, and nothing of either is left; `left`: neither is fused; `partly`.
     """
 
@@ -53,6 +55,7 @@ class ExpertsSite:
     inner: int | None = None
     attributes: dict[str, AttributeValue] | None = None
     findings: tuple[Finding, ...] = ()
+    surroundings: tuple[str, ...] = field(default=(), compare=False)
     block: Status = "left"
 
 
@@ -75,7 +78,7 @@ def collect_experts(
         if is_experts(node):
             sites.append(_whole(node))
         elif node in ends:
-            sites.append(_left(node, _why_left(node, ends[node], fusion, chosen), router=node))
+            sites.append(_left(ends[node] or node, _why_left(node, ends[node], fusion, chosen), router=node))
         elif node in fusion.refused and node not in ends.values():
             sites.append(_left(node, _finding(node, fusion.refused[node])))
     statuses: dict[tuple[str, str], Status] = {(site.graph, site.node): site.status for site in routers}
@@ -116,11 +119,11 @@ def _whole(node: ir.Node) -> ExpertsSite:
 
 
 def _left(node: ir.Node, finding: Finding, router: ir.Node | None = None) -> ExpertsSite:
-    name, graph = node.name or "", _graph_name(node)
-    if router is None:
-        return ExpertsSite(name, graph, "left", "", findings=(finding,))
-    experts, k = dim(router.inputs[0], -1), dim(router.outputs[1], -1)
-    return ExpertsSite(name, graph, "left", name, experts=experts, k=k, findings=(finding,))
+    place, around = router or node, surroundings(node)
+    name, graph = place.name or "", _graph_name(place)
+    experts, k = (None, None) if router is None else (dim(router.inputs[0], -1), dim(router.outputs[1], -1))
+    chosen_by = "" if router is None else name
+    return ExpertsSite(name, graph, "left", chosen_by, experts=experts, k=k, findings=(finding,), surroundings=around)
 
 
 def _why_left(router: ir.Node, end: ir.Node | None, fusion: Fusion, chosen: Collection[str]) -> Finding:
