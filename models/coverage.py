@@ -111,9 +111,9 @@ def page(outcome_of: Callable[[Fixture], Outcome] = outcome) -> str:
     experts = sum(found.experts == WHOLE.experts for found in outcomes.values())
     percent = [f"{100 * whole / len(outcomes):.1f} %" for whole in (routers, experts)]
     share = (
-        f"Of {len(outcomes)} exports, the routers of {routers} ({percent[0]}) and the experts of {experts} ({percent[1]}) "
-        "are whole.\n\n"
+        f"Of {len(outcomes)} exports, the routers of {routers} are whole, {percent[0]}, and the experts of {experts}, "
     )
+    share += f"{percent[1]}.\n\n"
     parts = [_HEADER, share, "## Blocks\n\n", _matrix("block", outcomes), "\n## Language models\n\n"]
     parts += [_matrix("causal_lm", outcomes), "\n## Variants\n\n", _variants(outcomes)]
     parts += ["\n## Routers\n\n", _routers(), "\n", _NOT_EXPORTED]
