@@ -48,12 +48,14 @@ class Activation:
     """An activation, read.
 
     Attributes:
-        rows: What the first layer made, flat rows of N.
+        rows: What the first layer made, flat rows of N; or the gates alone, where the values come from elsewhere.
         attributes: Those of FusedExperts that it decides.
+        value_rows: The values, where they are not a half of the same rows.
     """
 
     rows: ir.Value
     attributes: Mapping[str, AttributeValue]
+    value_rows: ir.Value | None = None
 
 
 @dataclass
@@ -166,6 +168,10 @@ def _gated(
             raise _unknown(value, f"the gate is limited to {limits}")
         limit = gate_most
     first, second = (read_half(plain(each, dtype), width) for each in (gate_source, value_source))
+    attributes = {**attributes, "gated": 1, "beta": beta, "limit": limit}
+    if first is None and second is None:
+        alone = {**attributes, "gate_layout": "concat"}
+        return Activation(plain(gate_source, dtype), alone, plain(value_source, dtype))
     if first is None or second is None:
         raise Refusal(
             f"'{gate_source.name}' and '{value_source.name}' are not the halves of one layer's rows", "experts-form"
@@ -176,7 +182,7 @@ def _gated(
             f"the gate '{gate_source.name}' is not the first half of the rows of which the value is the second",
             "experts-form",
         )
-    return Activation(rows, {**attributes, "gated": 1, "gate_layout": first.layout, "beta": beta, "limit": limit})
+    return Activation(rows, {**attributes, "gate_layout": first.layout})
 
 
 def _is_first_half(value: ir.Value | None, dtype: ir.DataType, width: int) -> bool:

@@ -57,7 +57,7 @@ def read(node: ir.Node) -> ExpertsBlock:
     if column is None:
         raise Refusal("the experts' results are weighed nowhere", "experts-form")
     ids, mix = _choices(layers.first), mixing(column, dtype)
-    if _choices(layers.second) is not ids:
+    if any(_choices(product) is not ids for product in layers.products):
         raise Refusal("the two layers take other experts", "experts-form")
     require_choices(ids, mix, k)
     require_range(ids, layers.first.weights.experts)

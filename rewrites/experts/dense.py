@@ -132,7 +132,7 @@ def _read_bias(value: ir.Value, product: Product) -> Stack | None:
 def _require_no_bias(layers: TwoLayers) -> None:
     for layer in (layers.fc1, layers.fc2):
         if layer.bias is not None:
-            sentence = f"experts that are not chosen add their bias '{layer.bias.value.name}'"
+            sentence = f"experts that are not chosen add their bias '{layer.bias.values[0].name}'"
             raise Refusal(sentence, "experts-form")
 
 
@@ -163,7 +163,7 @@ def _require_in_place(layers: TwoLayers) -> None:
     queue, seen = [layers.second.rows], {layers.second.rows}
     while queue:
         node = queue.pop().producer()
-        if node is layers.first.node or node is None:
+        if node is None or any(node is product.node for product in layers.products):
             continue
         if is_op(node, *RESHAPING):
             raise Refusal(f"{label(node)} stands between the layers", "experts-form")

@@ -151,7 +151,7 @@ def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:
     Raises:
         Refusal: They are others.
     """
-    for product in (layers.first, layers.second):
+    for product in layers.products:
         ranges = []
         for part in operands(product.node):
             matmul = part.producer()

@@ -4,44 +4,86 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import FLOATS, integer, integers, is_op, label, producer, rank
+from ort_moe.rewrites.values import FLOATS, Array, axes, integer, integers, is_op, label, operands, producer, rank
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the rows of all experts, as they lie in the file.
+
+    Attributes:
+        values: One initializer (E, N, D), (E, D, N) or (E, N), or one of a matrix for each expert.
+        transposed: Whether the matrices lie as (D, N).
+    """
+
+    values: tuple[ir.Value, ...]
+    transposed: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape as (E, N, D), or (E, N)."""
+        tensor = self.values[0].const_value
+        assert tensor is not None
+        sizes = [int(size) for size in tensor.shape.numpy()]
+        stacked = sizes if self.is_whole else [len(self.values), *sizes]
+        return (stacked[0], *stacked[:0:-1]) if self.transposed else tuple(stacked)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one initializer holds all experts."""
+        return len(self.values) == 1
+
+    def array(self) -> Array:
+        """The numbers, (E, N, D) or (E, N)."""
+        arrays = [value.const_value.numpy() for value in self.values if value.const_value is not None]
+        stacked = arrays[0] if self.is_whole else np.stack(arrays)
+        return stacked.transpose(0, 2, 1) if self.transposed else stacked
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A constant with one matrix, or one row, for each expert.
+    """A matrix, or a row, for each expert.
 
     Attributes:
-        value: The initializer, (E, N, D), (E, D, N) or (E, N).
-        transposed: Whether the matrices lie as (D, N), so that FusedExperts needs a copy.
+        parts: Along N, in their order.
     """
 
-    value: ir.Value
-    transposed: bool = False
+    parts: tuple[Part, ...]
 
     @property
     def experts(self) -> int:
         """E."""
-        return self._sizes[0]
+        return self.parts[0].sizes[0]
 
     @property
     def rows(self) -> int:
         """N."""
-        return self._sizes[-1] if self.transposed else self._sizes[1]
+        return sum(part.sizes[1] for part in self.parts)
 
     @property
     def depth(self) -> int:
         """D."""
-        return self._sizes[1] if self.transposed else self._sizes[-1]
+        return self.parts[0].sizes[-1]
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
-        tensor = self.value.const_value
-        assert tensor is not None
-        return tuple(int(size) for size in tensor.shape.numpy())
+    def values(self) -> tuple[ir.Value, ...]:
+        """The initializers."""
+        return tuple(value for part in self.parts for value in part.values)
+
+    @property
+    def as_it_lies(self) -> ir.Value | None:
+        """The initializer that is as FusedExperts takes it; None where a copy must be written."""
+        (first, *others) = self.parts
+        return first.values[0] if first.is_whole and not first.transposed and not others else None
+
+    def array(self) -> Array:
+        """The numbers, (E, N, D) or (E, N)."""
+        arrays = [part.array() for part in self.parts]
+        return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1))
 
 
 @dataclass(frozen=True)
@@ -51,16 +93,16 @@ class Layer:
     Attributes:
         weights: Matrices.
         bias: Rows (E, N), or None.
-        product: The node, or the last of the nodes, that multiplies.
+        products: The nodes, or the last of the nodes, that multiply.
     """
 
     weights: Stack
     bias: Stack | None
-    product: ir.Node
+    products: tuple[ir.Node, ...]
 
 
 def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
-    """The stack of matrices that a value is, perhaps transposed in the graph.
+    """The stack of matrices that a value is, perhaps transposed in the graph, or joined of one for each expert.
 
     Args:
         value: (E, ., .), of which each matrix is one expert's.
@@ -71,10 +113,13 @@ def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
         Mismatch: It is nothing like it.
     """
     value, swapped = through_transposes(value)
+    joined = _joined(value)
+    if joined is not None:
+        return Stack((Part(joined, transposed != swapped),))
     constant = _constant(value)
     if rank(constant) != 3:
         raise Mismatch
-    return Stack(constant, transposed != swapped)
+    return Stack((Part((constant,), transposed != swapped),))
 
 
 def read_bias(value: ir.Value | None) -> Stack:
@@ -85,10 +130,24 @@ def read_bias(value: ir.Value | None) -> Stack:
     """
     constant = _constant(value)
     if rank(constant) != 2:
-        raise Refusal(
-            f"the bias '{constant.name}' of the experts has rank {rank(constant)}, expected 2", "experts-form"
-        )
-    return Stack(constant)
+        sentence = f"the experts' bias '{constant.name}' has rank {rank(constant)}, expected 2"
+        raise Refusal(sentence, "experts-form")
+    return Stack((Part((constant,)),))
+
+
+def _joined(value: ir.Value | None) -> tuple[ir.Value, ...] | None:
+    """The constant matrices (., .) of one shape that are stacked one by one to a value, of all experts."""
+    concat = producer(value, "Concat")
+    if concat is None or integer(concat, "axis", 0) != 0 or len(concat.inputs) < 2:
+        return None
+    found = []
+    for part in operands(concat):
+        unsqueeze = producer(part, "Unsqueeze")
+        if unsqueeze is None or axes(unsqueeze) != [0] or rank(part) != 3:
+            return None
+        found.append(_constant(unsqueeze.inputs[0]))
+    shapes = {tuple(each.const_value.shape.numpy()) for each in found if each.const_value is not None}
+    return tuple(found) if len(shapes) == 1 else None
 
 
 def through_transposes(value: ir.Value | None) -> tuple[ir.Value | None, bool]:

@@ -34,16 +34,17 @@ def require_alone(block: ExpertsBlock) -> None:
     """
     dying = _dying(block.y)
     for layer in (block.fc1, block.fc2):
-        if layer.product not in dying:
-            readers = _outsiders(layer.product, dying, block.y)
-            told = ", ".join(map(reader_name, readers))
-            raise Refusal(f"what {label(layer.product)} makes is also read by {told}", "read-by-others", readers)
-        stack = layer.weights
-        others = [node for node in consumers(stack.value) if node not in dying]
-        if stack.transposed and (others or stack.value.is_graph_output()):
-            told = ", ".join(map(label, others)) or "an output of the model"
-            sentence = f"the weights '{stack.value.name}' would have to be copied: they are also read by {told}"
-            raise Refusal(sentence, "expert-weights-shared", others)
+        for product in layer.products:
+            if product not in dying:
+                readers = _outsiders(product, dying, block.y)
+                told = ", ".join(map(reader_name, readers))
+                raise Refusal(f"what {label(product)} makes is also read by {told}", "read-by-others", readers)
+        for value in () if layer.weights.as_it_lies is not None else layer.weights.values:
+            others = [node for node in consumers(value) if node not in dying]
+            if others or value.is_graph_output():
+                told = ", ".join(map(label, others)) or "an output of the model"
+                sentence = f"the weights '{value.name}' would have to be copied: they are also read by {told}"
+                raise Refusal(sentence, "expert-weights-shared", others)
 
 
 def require_valid(block: ExpertsBlock) -> None:
@@ -84,7 +85,7 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
         given[f"{name}_weights"] = _dense(graph, layer.weights, names)
         if layer.bias is not None:
-            given[f"{name}_bias"] = layer.bias.value
+            given[f"{name}_bias"] = _dense(graph, layer.bias, names)
     attributes = _complete(block)
     inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
     while inputs[-1] is None:
@@ -151,19 +152,20 @@ class _Writer:
 
 
 def _dense(graph: ir.Graph, stack: Stack, names: Names) -> ir.Value:
-    """The weights as (E, N, D): as they lie, or a copy that is made when the model is written, one at a time."""
-    if not stack.transposed:
-        return stack.value
-    tensor = stack.value.const_value
-    assert tensor is not None
-    name = names.unused(f"{stack.value.name}_transposed")
-    shape = ir.Shape([stack.experts, stack.rows, stack.depth])
+    """The numbers as FusedExperts takes them: as they lie, or a copy that is made when the model is written."""
+    if stack.as_it_lies is not None:
+        return stack.as_it_lies
+    first = stack.values[0]
+    assert first.const_value is not None
+    dtype = first.const_value.dtype
+    name = names.unused(f"{first.name}_{'transposed' if len(stack.values) == 1 else 'joined'}")
+    shape = ir.Shape([stack.experts, stack.rows, *stack.parts[0].sizes[2:]])
 
-    def transposed() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(tensor.numpy().transpose(0, 2, 1)), dtype=tensor.dtype, name=name)
+    def array() -> ir.TensorProtocol:
+        return ir.Tensor(stack.array(), dtype=dtype, shape=shape, name=name)
 
-    lazy = ir.LazyTensor(transposed, dtype=tensor.dtype, shape=shape, name=name)
-    value = ir.Value(name=name, const_value=lazy, type=ir.TensorType(tensor.dtype), shape=shape)
+    lazy = ir.LazyTensor(array, dtype=dtype, shape=shape, name=name)
+    value = ir.Value(name=name, const_value=lazy, type=ir.TensorType(dtype), shape=shape)
     graph.register_initializer(value)
     return value
 

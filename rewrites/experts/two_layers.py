@@ -12,7 +12,7 @@ from ort_moe.rewrites.experts.activation import plain, read_activation
 from ort_moe.rewrites.experts.layer import Layer, Stack
 from ort_moe.rewrites.experts.tokens import named
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import dim, label, operands, producer, rank
+from ort_moe.rewrites.values import RESHAPING, dim, label, operands, producer, rank, through
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class TwoLayers:
     Attributes:
         first: Product of the first layer.
         second: Product of the second.
+        value: That of the first layer's second half, where each half has one of its own.
         fc1: The first layer.
         fc2: The second.
         attributes: Of what stands between.
@@ -52,9 +53,15 @@ class TwoLayers:
 
     first: Product
     second: Product
+    value: Product | None
     fc1: Layer
     fc2: Layer
     attributes: dict[str, AttributeValue]
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """All of them."""
+        return (self.first, self.second) if self.value is None else (self.first, self.value, self.second)
 
 
 def read_two_layers(
@@ -83,16 +90,33 @@ def read_two_layers(
     first, bias1 = _read_layer(activation.rows, dtype, read_product, read_bias)
     if first is None:
         raise Refusal(f"{named(activation.rows)} is no product with the chosen experts' weights", "experts-form")
+    value, weights = None, first.weights
+    if activation.value_rows is not None:
+        value, value_bias = _read_layer(activation.value_rows, dtype, read_product, read_bias)
+        if value is None or not _are_halves(first, value) or (bias1 is None) != (value_bias is None):
+            sentence = f"{named(activation.value_rows)} is not made as {named(activation.rows)} is"
+            raise Refusal(sentence, "experts-form")
+        weights = Stack(first.weights.parts + value.weights.parts)
+        if bias1 is not None and value_bias is not None:
+            bias1 = Stack(bias1.parts + value_bias.parts)
     expected = 2 * inner if activation.attributes["gated"] else inner
-    if first.weights.rows != expected or first.weights.experts != second.weights.experts:
-        raise Refusal(f"the first layer makes {first.weights.rows} elements, expected are {expected}", "experts-form")
+    if weights.rows != expected or weights.experts != second.weights.experts:
+        raise Refusal(f"the first layer makes {weights.rows} elements, expected are {expected}", "experts-form")
+    nodes = (first.node,) if value is None else (first.node, value.node)
     return TwoLayers(
         first,
         second,
-        Layer(first.weights, bias1, first.node),
-        Layer(second.weights, bias2, second.node),
+        value,
+        Layer(weights, bias1, nodes),
+        Layer(second.weights, bias2, (second.node,)),
         dict(activation.attributes),
     )
+
+
+def _are_halves(first: Product, value: Product) -> bool:
+    """Whether two products are of the same rows, and of matrices of one shape of the same experts."""
+    same_rows = through(first.rows, RESHAPING) is through(value.rows, RESHAPING) and first.spread == value.spread
+    return same_rows and first.weights.parts[0].sizes == value.weights.parts[0].sizes
 
 
 def weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -43,6 +43,25 @@ FC2_TRANSPOSED = """
     made2 = Squeeze (product2, one)"""
 TRANSPOSED = {"fc1": transposed("fc1"), "fc2": transposed("fc2")}
 
+RNG = np.random.default_rng(11)
+HALF, OTHER_HALF = RNG.standard_normal((2, EXPERTS, INNER, HIDDEN)).astype(np.float32)
+ROWS = RNG.standard_normal((EXPERTS, INNER)).astype(np.float32)
+HALVES = np.concatenate([HALF, OTHER_HALF], axis=1)
+APART = """
+    matrices_g = Gather <axis = 0> (fc1_gate, list)
+    matrices_u = Gather <axis = 0> (fc1_value, list)
+    column1 = Unsqueeze (rows, minus1)
+    product_g = MatMul (matrices_g, column1)
+    product_u = MatMul (matrices_u, column1)
+    g = Squeeze (product_g, minus1)
+    u = Squeeze (product_u, minus1)"""
+OPENED = """
+    share = Sigmoid (g)
+    opened = Mul (g, share)
+    active = Mul (opened, u)"""
+JOINED = "".join(f"\n one{e} = Unsqueeze (expert{e}, first)" for e in range(EXPERTS))
+JOINED += f"\n joined = Concat <axis = 0> ({', '.join(f'one{e}' for e in range(EXPERTS))})"
+
 TURNED = {"fc1": TRANSPOSED["fc1"]}
 
 FORMS: dict[str, Experts] = {
@@ -102,6 +121,22 @@ FORMS: dict[str, Experts] = {
     "indices limited": Experts(
         list="\n limited = Min (ids, last_expert)" + LIST.replace("ids", "limited"),
         constants={"last_expert": np.array([EXPERTS - 2], np.int64)},
+    ),
+    "gates and values apart": Experts(
+        fc1=APART,
+        activation=OPENED,
+        constants={"fc1_gate": HALF, "fc1_value": OTHER_HALF},
+    ),
+    "gates and values apart, with biases": Experts(
+        fc1=APART.replace(" g =", " bare_g =").replace(" u =", " bare_u =")
+        + "\n bias_g = Gather (fc1_gate_bias, list)\n g = Add (bare_g, bias_g)"
+        + "\n bias_u = Gather (fc1_value_bias, list)\n u = Add (bias_u, bare_u)",
+        activation=OPENED,
+        constants={"fc1_gate": HALF, "fc1_value": OTHER_HALF, "fc1_gate_bias": ROWS, "fc1_value_bias": -ROWS},
+    ),
+    "one constant for each expert": Experts(
+        fc1=JOINED + FC1.replace("(fc1,", "(joined,"),
+        constants={"first": np.array([0], np.int64), **{f"expert{e}": HALVES[e] for e in range(EXPERTS)}},
     ),
     "opset 13": Experts(opset=13, activation=SILU.replace(", num_outputs = 2", "")),
 }
@@ -165,6 +200,17 @@ def test_transposed_weights_are_written_the_other_way_round() -> None:
         tensor = model.graph.initializers[f"{name}_transposed"].const_value
         assert isinstance(tensor, ir.LazyTensor)
         np.testing.assert_array_equal(tensor.numpy(), TRANSPOSED[name].transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize("form", ["gates and values apart", "one constant for each expert"])
+def test_weights_in_pieces_are_written_as_one(form: str) -> None:
+    model = FORMS[form].model()
+    fuse(model)
+    (joined,) = [name for name in model.graph.initializers if name.endswith("_joined")]
+    tensor = model.graph.initializers[joined].const_value
+    assert isinstance(tensor, ir.LazyTensor)
+    np.testing.assert_array_equal(tensor.numpy(), HALVES)
+    assert not [name for name in model.graph.initializers if name.startswith(("fc1_", "expert")) and name != joined]
 
 
 def test_what_follows_stays() -> None:
@@ -249,6 +295,34 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
                 constants={"tile_rows": np.array([2, 1], np.int64)}),
         "experts-form",
         "does not repeat each token's row 2 times",
+    ),
+    "gates and values of other experts": (
+        replace(
+            other_ids("list"),
+            fc1=APART.replace("(fc1_value, list)", "(fc1_value, list2)"),
+            activation=OPENED,
+            constants={"fc1_gate": HALF, "fc1_value": OTHER_HALF},
+        ),
+        "experts-form",
+        "the two layers take other experts",
+    ),
+    "gates and values of other rows": (
+        Experts(
+            fc1=APART.replace("product_u = MatMul (matrices_u, column1)", "turned = Neg (column1)\n"
+                              " product_u = MatMul (matrices_u, turned)"),
+            activation=OPENED,
+            constants={"fc1_gate": HALF, "fc1_value": OTHER_HALF},
+        ),
+        "experts-form",
+        "is not made as",
+    ),
+    "transposed and gathered for others": (
+        replace(
+            other_ids("list"), fc1=FC1_TRANSPOSED, fc2=FC2_TRANSPOSED, constants=TRANSPOSED,
+            sum=SUM + "\n other = Gather (fc1, list2)", outputs=", float[R, D, N] other",
+        ),
+        "expert-weights-shared",
+        "'fc1' would have to be copied: they are also read by Gather",
     ),
     "no weights": (Experts(weigh="", sum=SUM.replace("weighted", "made2")), "experts-form", "weighed nowhere"),
 }  # fmt: skip
