@@ -122,6 +122,20 @@ def is_same_shape_if_as_many(shape: ir.Shape | None, other: ir.Shape | None) -> 
     return not different or (len(different) == 1 and not all(isinstance(length, int) for length in different[0]))
 
 
+def may_spread(value: ir.Value, other: ir.Value, axes: int | None = None) -> bool:
+    """Whether one of two values may be spread over an axis of the other, in an elementwise operator.
+
+    Args:
+        value: Any value.
+        other: Another.
+        axes: The number of axes, from the first on, that are looked at; None: all.
+    """
+    if value.shape is None or other.shape is None or value.shape.rank() != other.shape.rank():
+        return True
+    pairs = list(zip(value.shape, other.shape, strict=True))[:axes]
+    return any(a != b and (1 in (a, b) or (isinstance(a, int) and isinstance(b, int))) for a, b in pairs)
+
+
 def is_last_axis(axis: int, value: ir.Value) -> bool:
     """Whether `axis`, counted from either end, is the value's last one."""
     known = rank(value)

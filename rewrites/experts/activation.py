@@ -21,8 +21,8 @@ from ort_moe.rewrites.values import (
     RESHAPING,
     is_op,
     label,
+    may_spread,
     operands,
-    rank,
     scalar,
     through_casts,
 )
@@ -242,8 +242,8 @@ def _factors(value: ir.Value, dtype: ir.DataType, whole: ir.Value) -> tuple[floa
                 queue.append(right)
                 continue
             if node.op_type == "Mul":
-                if rank(left) is None or rank(left) != rank(right):
-                    raise _unknown(whole, f"{label(node)} broadcasts")
+                if may_spread(left, right):
+                    raise _unknown(whole, f"{label(node)} may spread one of its operands over the other")
                 queue += [left, right]
                 continue
         if is_op(node, "Pow") and node is not None and scalar(node.inputs[1]) == 2.0:
@@ -297,6 +297,8 @@ def _polynomial(value: ir.Value, dtype: ir.DataType, depth: int = _DEEPEST) -> _
     if is_op(node, "Add", "Sub", "Mul", "Div"):
         assert node is not None
         left, right = operands(node)
+        if scalar(left) is None and scalar(right) is None and may_spread(left, right):
+            return _Polynomial(value, {1: 1.0})
         result = _combined(node.op_type, *(_polynomial(each, dtype, depth - 1) for each in (left, right)))
     elif is_op(node, "Neg"):
         assert node is not None

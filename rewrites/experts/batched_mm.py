@@ -26,7 +26,7 @@ from ort_moe.rewrites.experts.tokens import (
 )
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Refusal, RuleInfo
-from ort_moe.rewrites.values import RESHAPING, dim, label, operands, producer, rank, through
+from ort_moe.rewrites.values import RESHAPING, dim, label, may_spread, operands, producer, rank, through
 
 RULE = RuleInfo(
     "experts-batched-mm",
@@ -52,6 +52,8 @@ def read(node: ir.Node) -> ExpertsBlock:
     if layers.second.spread and k != 1:
         sentence = f"{label(layers.second.node)} multiplies one row of each token with all its experts"
         raise Refusal(sentence, "experts-form")
+    if layers.first.spread and dim(layers.first.node.outputs[0], 1) != k:
+        raise Refusal(f"{label(layers.first.node)} multiplies each row with other than {k} matrices", "experts-form")
     x, on_input = _tokens(layers.first, k, dtype, is_weighed=weights is not None)
     column = weights if weights is not None else on_input
     if column is None:
@@ -99,6 +101,8 @@ def _read_product(value: ir.Value) -> Product | None:
 def _read_bias(value: ir.Value, product: Product) -> Stack | None:
     """Rows gathered for the same choices."""
     gather = gathered(through(value, RESHAPING))
+    if dim(value, -1) != product.weights.rows or rank(value) not in (2, 3):
+        return None
     if gather is None or chosen(operands(gather)[1]) is not _choices(product):
         return None
     return read_bias(gather.inputs[0])
@@ -120,7 +124,7 @@ def _tokens(first: Product, k: int, dtype: ir.DataType, *, is_weighed: bool) -> 
         return matrix(first.rows, width), None
     node = None if is_weighed else producer(plain(first.rows, dtype), "Mul")
     for rows, column in [(first.rows, None)] if node is None else [operands(node), operands(node)[::-1]]:
-        if column is not None and (rank(rows) != rank(column) or dim(column, -1) != 1):
+        if column is not None and (dim(column, -1) != 1 or may_spread(rows, column, (rank(rows) or 0) - 1)):
             continue
         x = repeated(rows, k, width)
         if x is not None and dim(x, -1) == width:

@@ -64,7 +64,7 @@ def read(node: ir.Node) -> ExpertsBlock:
     def read_bias_rows(value: ir.Value, product: Product) -> Stack | None:
         """Rows gathered for each sorted expert."""
         del product
-        gather = gathered(through(value, RESHAPING))
+        gather = gathered(through(value, RESHAPING)) if rank(value) == 2 else None
         ids = None if gather is None else through_casts(operands(gather)[1], INDICES, RESHAPING)
         return None if gather is None or ids is not sort.experts else read_bias(gather.inputs[0])
 

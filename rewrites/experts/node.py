@@ -48,11 +48,18 @@ def require_alone(block: ExpertsBlock) -> None:
 
 
 def require_valid(block: ExpertsBlock) -> None:
-    """Refuse attributes that FusedExperts has not, such as a slope that is no number.
+    """Refuse attributes that FusedExperts has not, such as a slope that is no number, and mixed types.
 
     Raises:
         Refusal: It has not.
     """
+    types = {block.x.dtype, block.y.dtype}
+    for layer in (block.fc1, block.fc2):
+        types.update(
+            value.dtype for stack in (layer.weights, layer.bias) if stack is not None for value in stack.values
+        )
+    if len(types) > 1:
+        raise Refusal(f"rows, weights and biases are of types {', '.join(sorted(map(str, types)))}", "experts-form")
     try:
         ExpertsConfig.from_attributes(_complete(block))
     except ValueError as error:

@@ -12,7 +12,7 @@ from ort_moe.rewrites.experts.activation import plain, read_activation
 from ort_moe.rewrites.experts.layer import Layer, Stack
 from ort_moe.rewrites.experts.tokens import named
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import RESHAPING, dim, label, operands, producer, rank, through
+from ort_moe.rewrites.values import RESHAPING, dim, label, may_spread, operands, producer, rank, through
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:
         return terms, None
     left, right = operands(node)
     for rows, column in ((left, right), (right, left)):
-        if rank(rows) is not None and rank(rows) == rank(column) and dim(column, -1) == 1:
+        if dim(column, -1) == 1 and not may_spread(rows, column, (rank(rows) or 0) - 1):
             return rows, column
     return terms, None
 
@@ -144,7 +144,7 @@ def _read_layer(
         product = read_product(plain(value, dtype))
         if product is None:
             continue
-        bias = read_bias(other, product) if rank(value) == rank(other) else None
+        bias = read_bias(other, product)
         if bias is None or (bias.experts, bias.rows) != (product.weights.experts, product.weights.rows):
             raise Refusal(f"{label(add)} adds no bias of the experts to their product", "experts-form")
         return product, bias

@@ -171,3 +171,36 @@ def test_partial_sites(router: str, outputs: str, sentences: list[str]) -> None:
     text = explained(router, outputs)
     for sentence in sentences:
         assert sentence in text, text
+
+
+def test_tells_of_the_experts_behind_a_router() -> None:
+    text = str(explain(models.fixtures.get("mixtral_block_dynamo_fp32").path))
+    assert "  its experts: fused whole\n    fused: gated silu, 8 inner elements (experts-batched-mm)" in text
+
+
+def test_tells_why_experts_are_left() -> None:
+    result = rewrite(EXAMPLES["experts-activation"].model())
+    explanation = Explanation(result.sites, experts=result.experts)
+    text = str(explanation)
+    assert "  its experts: left as it is\n  OM016 experts-activation: " in text
+    assert "is among its factors" in text
+    (experts,) = explanation.to_dict()["experts"]
+    assert (experts["status"], experts["block"], experts["router"]) == ("left", "partly", "topk_weights")
+    assert any("ReduceSum" in line for line in experts["surroundings"])
+
+
+def test_one_layer_is_told_with_its_own_experts() -> None:
+    explanation = explain(models.fixtures.get("mixtral_causal_lm_dynamo_fp32").path)
+    assert len(explanation.experts) == 2
+    for number in (0, 1):
+        layer = explanation.layer(number)
+        assert [each.router for each in layer.experts] == [layer.sites[0].node]
+
+
+def test_experts_of_no_known_choice() -> None:
+    result = rewrite(EXAMPLES["experts-mismatch"].model())
+    (experts,) = result.experts
+    assert experts.router == ""
+    assert "reducesum_y of no known choice\n  its experts: left as it is" in str(
+        Explanation(result.sites, experts=result.experts)
+    )

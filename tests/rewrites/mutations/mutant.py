@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.rewrites import rewrite
+from ort_moe.rewrites.experts import EXPERTS_RULES
 from ort_moe.rewrites.router_node import is_router
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -21,7 +22,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 def router_values(model: ir.Model) -> frozenset[str]:
     """Names of the values that a rewrite of the model absorbs, and of those that its routers read and make."""
     rewritten = model.clone()
-    rewrite(rewritten)
+    rewrite(rewritten, skip=EXPERTS_RULES)
     left = {value.name for node in rewritten.graph for value in node.outputs}
     around = set()
     for node in rewritten.graph:
