@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
+from ort_moe.rewrites.contrib import CONTRIB
 from ort_moe.rewrites.experts.halves import Half, read_half
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import (
@@ -249,6 +250,11 @@ def _factors(value: ir.Value, dtype: ir.DataType, whole: ir.Value) -> tuple[floa
         if is_op(node, "Pow") and node is not None and scalar(node.inputs[1]) == 2.0:
             queue += [operands(node)[0]] * 2
             continue
+        if node is not None and (node.domain, node.op_type) == (CONTRIB, "QuickGelu"):
+            source, slope = operands(node)[0], node.attributes.get_float("alpha", 1.702)
+            found.append(_Factor("sigmoid", _scaled(_polynomial(source, dtype), slope)))
+            queue.append(source)
+            continue
         found.append(_factor(each, node, dtype))
         if len(found) > _MOST_FACTORS:
             raise _unknown(whole, "it has too many factors")
@@ -257,6 +263,8 @@ def _factors(value: ir.Value, dtype: ir.DataType, whole: ir.Value) -> tuple[floa
 
 def _factor(value: ir.Value, node: ir.Node | None, dtype: ir.DataType) -> _Factor:
     source = None if node is None or not node.inputs else node.inputs[0]
+    if node is not None and source is not None and (node.domain, node.op_type) == (CONTRIB, "Gelu"):
+        return _Factor("gelu", _polynomial(source, dtype))
     if node is not None and source is not None and node.domain == "":
         if node.op_type == "Sigmoid":
             return _Factor("sigmoid", _polynomial(source, dtype))
@@ -310,6 +318,10 @@ def _polynomial(value: ir.Value, dtype: ir.DataType, depth: int = _DEEPEST) -> _
             result = _combined("Mul", base, base)
             result = _combined("Mul", base, result) if exponent == 3.0 and result is not None else result
     return _Polynomial(value, {1: 1.0}) if result is None else result
+
+
+def _scaled(polynomial: _Polynomial, by: float) -> _Polynomial:
+    return _Polynomial(polynomial.of, {n: x * by for n, x in polynomial.coefficients.items()})
 
 
 def _combined(op_type: str, a: _Polynomial, b: _Polynomial) -> _Polynomial | None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
-from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack
+from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_matrices, read_stack
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
 from ort_moe.rewrites.experts.tokens import mixing, named, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
@@ -108,29 +108,37 @@ def _read_product(value: ir.Value) -> Product | None:
     concat = producer(value, "Concat")
     if concat is None or integer(concat, "axis", 0) not in (0, -2) or rank(value) != 2:
         return None
-    stack: ir.Value | None = None
+    matrices: list[ir.Value] = []
     rows: ir.Value | None = None
-    for place, part in enumerate(operands(concat)):
+    for part in operands(concat):
         matmul = producer(part, "MatMul")
         gather = None if matmul is None else gathered(matmul.inputs[0])
-        matrix = None if matmul is None else _matrix(operands(matmul)[1])
-        if gather is None or matrix is None or matrix[1] != place or rank(gather.inputs[0]) != 2:
+        if matmul is None or gather is None or rank(gather.inputs[0]) != 2 or rank(matmul.inputs[1]) != 2:
             return None
-        if producer(gather.inputs[1], "Range") is None or stack not in (None, matrix[0]):
+        if producer(gather.inputs[1], "Range") is None or rows not in (None, gather.inputs[0]):
             return None
-        if rows not in (None, gather.inputs[0]):
+        matrices.append(operands(matmul)[1])
+        rows = gather.inputs[0]
+    stack = _stack_of(matrices)
+    return None if stack is None or rows is None else Product(stack, concat, rows)
+
+
+def _stack_of(matrices: list[ir.Value]) -> Stack | None:
+    """The stack of which these are the experts' matrices in their order: one constant, or one for each."""
+    if all(value.producer() is None for value in matrices):
+        return read_matrices(matrices, transposed=True)
+    stack: ir.Value | None = None
+    for place, value in enumerate(matrices):
+        found = _matrix(value)
+        if found is None or found[1] != place or stack not in (None, found[0]):
             return None
-        stack, rows = matrix[0], gather.inputs[0]
-    if stack is None or rows is None:
-        return None
+        stack = found[0]
     read = read_stack(stack, transposed=True)
-    return Product(read, concat, rows) if read.experts == len(concat.inputs) else None
+    return read if read.experts == len(matrices) else None
 
 
 def _matrix(value: ir.Value) -> tuple[ir.Value, int] | None:
     """The stack of which a value is one expert's matrix, and the expert."""
-    if rank(value) != 2:
-        return None
     value = through(value, RESHAPING)
     split = producer(value, "Split")
     if split is not None and integer(split, "axis", 0) == 0 and rank(split.inputs[0]) == 3:

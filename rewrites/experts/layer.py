@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +116,7 @@ def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
     value, swapped = through_transposes(value)
     joined = _joined(value)
     if joined is not None:
-        return Stack((Part(joined, transposed != swapped),))
+        return read_matrices(joined, transposed=transposed != swapped)
     constant = _constant(value)
     if rank(constant) != 3:
         raise Mismatch
@@ -135,19 +136,33 @@ def read_bias(value: ir.Value | None) -> Stack:
     return Stack((Part((constant,)),))
 
 
-def _joined(value: ir.Value | None) -> tuple[ir.Value, ...] | None:
-    """The constant matrices (., .) of one shape that are stacked one by one to a value, of all experts."""
+def read_matrices(values: Sequence[ir.Value | None], *, transposed: bool) -> Stack:
+    """The stack of one constant matrix (., .) for each expert.
+
+    Args:
+        values: In the experts' order.
+        transposed: Whether the graph uses them as (D, N).
+
+    Raises:
+        Refusal: They are no constants of floating-point numbers.
+        Mismatch: They are no matrices of one shape.
+    """
+    found = tuple(map(_constant, values))
+    shapes = {tuple(each.const_value.shape.numpy()) for each in found if each.const_value is not None}
+    if len(shapes) != 1 or rank(found[0]) != 2 or len(found) < 2:
+        raise Mismatch
+    return Stack((Part(found, transposed),))
+
+
+def _joined(value: ir.Value | None) -> list[ir.Value | None] | None:
+    """The matrices (., .) that are stacked one by one to a value (E, ., .)."""
     concat = producer(value, "Concat")
     if concat is None or integer(concat, "axis", 0) != 0 or len(concat.inputs) < 2:
         return None
-    found = []
-    for part in operands(concat):
-        unsqueeze = producer(part, "Unsqueeze")
-        if unsqueeze is None or axes(unsqueeze) != [0] or rank(part) != 3:
-            return None
-        found.append(_constant(unsqueeze.inputs[0]))
-    shapes = {tuple(each.const_value.shape.numpy()) for each in found if each.const_value is not None}
-    return tuple(found) if len(shapes) == 1 else None
+    unsqueezes = [producer(part, "Unsqueeze") for part in operands(concat)]
+    if any(node is None or axes(node) != [0] or rank(node.outputs[0]) != 3 for node in unsqueezes):
+        return None
+    return [node.inputs[0] for node in unsqueezes if node is not None]
 
 
 def through_transposes(value: ir.Value | None) -> tuple[ir.Value | None, bool]:

@@ -26,6 +26,8 @@ NAMES = (
     "llama4_text_block_legacy_fp32",
     "mixtral_block_dynamo_fp16",
     "mixtral_causal_lm_dynamo_fp32",
+    "mixtral_block_transformers_grouped_fp32",
+    "gpt_oss_block_dynamo_fp32",
 )
 """Those whose graphs the optimizers change in the router, or around it."""
 
@@ -62,8 +64,13 @@ def test_optimised_export(name: str, optimizer: str, tmp_path: Path) -> None:
     OPTIMIZERS[optimizer](fixture.path, optimized)
     expected = [_router(site) for site in rewrite(ir.load(fixture.path)).sites if site.attributes is not None]
     model = ir.load(optimized)
-    sites = [site for site in rewrite(model).sites if site.experts is not None]
+    result = rewrite(model)
+    sites = [site for site in result.sites if site.experts is not None]
     assert [site.status for site in sites] == ["whole"] * fixture.layers, sites
+    # On the CPU, ONNX Runtime computes in float32 what an export has in half precision.
+    is_as_exported = optimizer == "onnxscript" or fixture.precision == "fp32"
+    experts = [each.status for each in result.experts]
+    assert experts == ["whole" if is_as_exported else "left"] * fixture.layers, result.experts
     assert [_router(site) for site in sites] == expected
     ir.save(model, rewritten)
     feeds = fixture.sample_inputs(seed=2)

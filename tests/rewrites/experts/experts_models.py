@@ -78,6 +78,8 @@ class Experts:
         gated: Whether fc1 has 2 I rows.
         dtype: Of x and the experts.
         outputs: Further outputs of the graph.
+        opset: Version of the standard operator set.
+        imports: Further domains, with their versions.
     """
 
     router: str = ROUTER
@@ -93,6 +95,7 @@ class Experts:
     dtype: str = "float"
     outputs: str = ""
     opset: int = 20
+    imports: Mapping[str, int] = field(default_factory=dict)
 
     def model(self) -> ir.Model:
         """The block, with random weights."""
@@ -117,6 +120,7 @@ class Experts:
             experts_text="".join(pieces),
             outputs=self.outputs,
             opset=self.opset,
+            imports=self.imports,
         )
 
 

@@ -38,6 +38,11 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "scaled = Mul (alpha, g)\n s = Sigmoid (scaled)\n a = Mul (g, s)",
         {"activation": "silu", "alpha": pytest.approx(1.702)},
     ),
+    "QuickGelu": (
+        "a = com.microsoft.QuickGelu <alpha = 1.5> (g)",
+        {"activation": "silu", "alpha": 1.5},
+    ),
+    "contrib Gelu": ("a = com.microsoft.Gelu (g)", {"activation": "gelu"}),
     "gelu": (
         "d = Div (g, root_2)\n e = Erf (d)\n e1 = Add (e, one_float)\n m = Mul (g, e1)\n a = Mul (m, half)",
         {"activation": "gelu"},
@@ -94,7 +99,8 @@ HALVES = {
 
 
 def experts(activation: str, **changes: Any) -> Experts:
-    return Experts(activation=f"\n{activation}", constants=CONSTANTS, **changes)
+    imports = {"com.microsoft": 1} if "com.microsoft" in activation else {}
+    return Experts(activation=f"\n{activation}", constants=CONSTANTS, imports=imports, **changes)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -113,6 +113,17 @@ def test_biases() -> None:
     assert_fuses(experts, PLAIN)
 
 
+def test_one_constant_for_each_expert() -> None:
+    """As when a constant split has been folded."""
+    weights = transposed("fc1")
+    parts = {f"own{e}": weights[e] for e in range(EXPERTS)}
+    lines = [f"own_p{e} = MatMul (own_r{e}, own{e})" for e in range(EXPERTS)]
+    rows = [f"own_r{e} = Gather (rows, range{e})" for e in range(EXPERTS)]
+    joined = f"made1 = Concat <axis = 0> ({', '.join(f'own_p{e}' for e in range(EXPERTS))})"
+    text = "".join(f"\n {line}" for line in (*rows, *lines, joined))
+    assert_fuses(grouped(fc1=text, **parts), PLAIN)
+
+
 def test_division_without_a_correction() -> None:
     assert_fuses(grouped(SORT.replace("token = Sub (quotient, correction)", "token = Identity (quotient)")), PLAIN)
 
