@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm
+from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_valid
 from ort_moe.rewrites.names import Names
@@ -33,6 +33,7 @@ _FORMS = (
     _Form(batched_mm.RULE, batched_mm.ROOT, batched_mm.read),
     _Form(grouped_mm.RULE, grouped_mm.ROOT, grouped_mm.read),
     _Form(dense.RULE, dense.ROOT, dense.read),
+    _Form(unrolled.RULE, unrolled.ROOT, unrolled.read),
 )
 
 EXPERTS_RULES: Mapping[str, RuleInfo] = {form.rule.name: form.rule for form in _FORMS}

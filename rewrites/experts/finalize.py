@@ -54,7 +54,7 @@ def experts_type(terms: ir.Value) -> ir.DataType:
     queue = [terms]
     for value in queue:
         node = through(value, RESHAPING | {"Cast"}).producer()
-        if is_op(node, "MatMul", "Concat") and node is not None and node.outputs[0].dtype in FLOATS:
+        if is_op(node, "MatMul", "Gemm", "Concat") and node is not None and node.outputs[0].dtype in FLOATS:
             dtype = node.outputs[0].dtype
             assert dtype is not None
             return dtype

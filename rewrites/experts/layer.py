@@ -19,10 +19,12 @@ class Part:
     Attributes:
         values: One initializer (E, N, D), (E, D, N) or (E, N), or one of a matrix for each expert.
         transposed: Whether the matrices lie as (D, N).
+        apart: Whether there is one initializer for each expert.
     """
 
     values: tuple[ir.Value, ...]
     transposed: bool = False
+    apart: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -30,18 +32,13 @@ class Part:
         tensor = self.values[0].const_value
         assert tensor is not None
         sizes = [int(size) for size in tensor.shape.numpy()]
-        stacked = sizes if self.is_whole else [len(self.values), *sizes]
+        stacked = [len(self.values), *sizes] if self.apart else sizes
         return (stacked[0], *stacked[:0:-1]) if self.transposed else tuple(stacked)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether one initializer holds all experts."""
-        return len(self.values) == 1
 
     def array(self) -> Array:
         """The numbers, (E, N, D) or (E, N)."""
         arrays = [value.const_value.numpy() for value in self.values if value.const_value is not None]
-        stacked = arrays[0] if self.is_whole else np.stack(arrays)
+        stacked = np.stack(arrays) if self.apart else arrays[0]
         return stacked.transpose(0, 2, 1) if self.transposed else stacked
 
 
@@ -79,7 +76,7 @@ class Stack:
     def as_it_lies(self) -> ir.Value | None:
         """The initializer that is as FusedExperts takes it; None where a copy must be written."""
         (first, *others) = self.parts
-        return first.values[0] if first.is_whole and not first.transposed and not others else None
+        return first.values[0] if not first.apart and not first.transposed and not others else None
 
     def array(self) -> Array:
         """The numbers, (E, N, D) or (E, N)."""
@@ -149,9 +146,22 @@ def read_matrices(values: Sequence[ir.Value | None], *, transposed: bool) -> Sta
     """
     found = tuple(map(_constant, values))
     shapes = {tuple(each.const_value.shape.numpy()) for each in found if each.const_value is not None}
-    if len(shapes) != 1 or rank(found[0]) != 2 or len(found) < 2:
+    if len(shapes) != 1 or rank(found[0]) != 2:
         raise Mismatch
-    return Stack((Part(found, transposed),))
+    return Stack((Part(found, transposed, apart=True),))
+
+
+def read_vectors(values: Sequence[ir.Value | None]) -> Stack:
+    """The stack of one constant bias (N) for each expert.
+
+    Raises:
+        Refusal: They are no constants of floating-point numbers.
+        Mismatch: They are no vectors.
+    """
+    found = tuple(map(_constant, values))
+    if any(rank(each) != 1 for each in found):
+        raise Mismatch
+    return Stack((Part(found, apart=True),))
 
 
 def _joined(value: ir.Value | None) -> list[ir.Value | None] | None:

@@ -53,6 +53,8 @@ def require_valid(block: ExpertsBlock) -> None:
     Raises:
         Refusal: It has not.
     """
+    if not _is_aligned(block) and rank(block.y) != 2:
+        raise Refusal(f"the rows '{block.x.name}' and '{block.y.name}' have other axes", "experts-form")
     types = {block.x.dtype, block.y.dtype}
     for layer in (block.fc1, block.fc2):
         types.update(
@@ -82,12 +84,15 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     assert ending is not None
     assert isinstance(ending.graph, ir.Graph)
     graph = ending.graph
-    flat = _Writer(graph, ending, names)
-    x = flat.rows(block.x, block.fc1.weights.depth)
-    k = dim(block.indices, -1)
-    assert k is not None
-    weights = flat.rows(flat.cast(block.weights, ir.DataType.FLOAT), k)
-    indices = flat.rows(flat.cast(block.indices, ir.DataType.INT32), k)
+    writer = _Writer(graph, ending, names)
+    x = block.x
+    weights = writer.cast(block.weights, ir.DataType.FLOAT)
+    indices = writer.cast(block.indices, ir.DataType.INT32)
+    if not _is_aligned(block):
+        k = dim(block.indices, -1)
+        assert k is not None
+        x = writer.rows(x, block.fc1.weights.depth)
+        weights, indices = writer.rows(weights, k), writer.rows(indices, k)
     given = {"x": x, "weights": weights, "indices": indices}
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
         given[f"{name}_weights"] = _dense(graph, layer.weights, names)
@@ -113,6 +118,11 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     for value, taken in zip((block.weights, block.indices), casts, strict=True):
         _take_name(value, taken, graph)
     return node
+
+
+def _is_aligned(block: ExpertsBlock) -> bool:
+    """Whether rows, weights, indices and results have their tokens in the same axes."""
+    return len({rank(value) for value in (block.x, block.weights, block.indices, block.y)}) == 1
 
 
 class _Writer:

@@ -21,6 +21,8 @@ from ort_moe.rewrites.sites import Site, Status
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.values import dim, label
 
+_MOST_NODES = 8192
+"""Nodes looked at before a sum of experts; experts written out one by one take ten nodes each."""
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 
 
@@ -72,7 +74,8 @@ def collect_experts(
     """
     choices = {node for node in model.graph.all_nodes() if is_router(node)}
     served = {_choice(node) for node in model.graph.all_nodes() if is_experts(node)}
-    ends = {router: _end_behind(router, fusion) for router in choices - served}
+    refused = _ends(fusion)
+    ends = {router: refused.get(router) for router in choices - served}
     sites: list[ExpertsSite] = []
     for node in model.graph.all_nodes():
         if is_experts(node):
@@ -142,22 +145,27 @@ def _finding(node: ir.Node, refusal: Refusal) -> Finding:
     return Finding(REASONS[refusal.reason], node.name or "", str(refusal), readers, refusal.remedy)
 
 
-def _end_behind(router: ir.Node, fusion: Fusion) -> ir.Node | None:
-    """The sum of experts that were refused and that the router serves."""
-    return next((node for node in fusion.refused if _serves(router, node)), None)
+def _ends(fusion: Fusion) -> dict[ir.Node, ir.Node]:
+    """For each router, the first sum of experts that was refused and that it serves."""
+    found: dict[ir.Node, ir.Node] = {}
+    for end in fusion.refused:
+        for router in _routers_before(end):
+            found.setdefault(router, end)
+    return found
 
 
-def _serves(router: ir.Node, node: ir.Node, most: int = 4096) -> bool:
-    """Whether the router is before the node."""
+def _routers_before(node: ir.Node) -> Iterator[ir.Node]:
+    """The routers before a node, and none before these."""
     queue, seen = deque([node]), {node}
-    while queue and len(seen) < most:
+    while queue and len(seen) < _MOST_NODES:
         for before in _producers(queue.popleft()):
-            if before is router:
-                return True
-            if before not in seen and not is_router(before):
-                seen.add(before)
+            if before in seen:
+                continue
+            seen.add(before)
+            if is_router(before):
+                yield before
+            else:
                 queue.append(before)
-    return False
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:

@@ -25,6 +25,7 @@ class Product:
         rows: What it multiplies.
         ids: Which experts, in the form's own terms.
         spread: Whether a token's one row meets the matrices of all its experts.
+        bias: What the product itself adds, if it does.
     """
 
     weights: Stack
@@ -32,6 +33,7 @@ class Product:
     rows: ir.Value
     ids: ir.Value | None = None
     spread: bool = False
+    bias: Stack | None = None
 
 
 ReadProduct = Callable[[ir.Value], Product | None]
@@ -138,14 +140,19 @@ def _read_layer(
     rows = plain(rows, dtype)
     add = producer(rows, "Add")
     if add is None:
-        return read_product(rows), None
+        product = read_product(rows)
+        return product, None if product is None else product.bias
     left, right = operands(add)
     for value, other in ((left, right), (right, left)):
         product = read_product(plain(value, dtype))
         if product is None:
             continue
         bias = read_bias(other, product)
-        if bias is None or (bias.experts, bias.rows) != (product.weights.experts, product.weights.rows):
+        if (
+            product.bias is not None
+            or bias is None
+            or (bias.experts, bias.rows) != (product.weights.experts, product.weights.rows)
+        ):
             raise Refusal(f"{label(add)} adds no bias of the experts to their product", "experts-form")
         return product, bias
     return None, None

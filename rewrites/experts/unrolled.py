@@ -1,0 +1,197 @@
+"""One expert after the other on all tokens, each weighed by what a comparison with its number leaves of the weights.
+
+sum_e(Sum_k(w_k * (ids_k == e)) * (W2_e @ act(W1_e @ x))) -> FusedExperts(x, w, ids, ...)
+
+How model builders write experts for runtimes without an operator for them: E small layers with matrices of their own.
+They become one constant, which is written when the model is. A loop that leaves experts out is another model and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_moe.rewrites.experts.block import ExpertsBlock
+from ort_moe.rewrites.experts.finalize import experts_type
+from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
+from ort_moe.rewrites.experts.tokens import chosen, mixing, named, require_as_many, require_choices, require_range
+from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
+from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
+from ort_moe.rewrites.values import (
+    RESHAPING,
+    constant,
+    consumers,
+    dim,
+    filling,
+    integer,
+    is_op,
+    may_spread,
+    operands,
+    producer,
+    rank,
+    reduces_last_axis,
+    scalar,
+    through,
+)
+
+RULE = RuleInfo(
+    "experts-unrolled",
+    "sum_e(ReduceSum(w * (ids == e)) * (W2_e @ act(W1_e @ x))) -> FusedExperts(x, w, ids, W1, W2)",
+    "Where each expert that may be chosen runs on all tokens, with matrices of its own.",
+)
+
+ROOT = "Add"
+
+
+@dataclass(frozen=True)
+class _Term:
+    """What one expert adds."""
+
+    expert: int
+    rows: ir.Value
+    ids: ir.Value
+    weights: ir.Value
+
+
+def read(node: ir.Node) -> ExpertsBlock:
+    """Reads the experts whose sum ends here.
+
+    Raises:
+        Mismatch: None do, or the sum goes on.
+        Refusal: They are nothing that FusedExperts computes.
+    """
+    if not any(_term(value) for value in operands(node)) or _goes_on(node):
+        raise Mismatch
+    terms = sorted(_terms(node), key=lambda term: term.expert)
+    first = terms[0]
+    if [term.expert for term in terms] != list(range(len(terms))) or len(terms) < 2:
+        raise Refusal(f"{named(node.outputs[0])} adds up other experts than each of some once", "experts-form")
+    dtype = experts_type(first.rows)
+    layers = [read_two_layers(term.rows, dtype, _width(term.rows), _read_product, _read_bias) for term in terms]
+    ids, mix = chosen(first.ids), mixing(first.weights, dtype)
+    for term in terms:
+        if chosen(term.ids) is not ids or mixing(term.weights, dtype) is not mix:
+            raise Refusal(f"{named(term.rows)} is weighed by another choice than the first expert", "experts-form")
+    x = through(layers[0].first.rows, {"Identity"})
+    for each in layers:
+        if through(each.first.rows, {"Identity"}) is not x or each.attributes != layers[0].attributes:
+            raise Refusal(f"{named(each.first.node.outputs[0])} is of another form than the first", "experts-form")
+    k = dim(ids, -1)
+    if k is None:
+        raise Refusal(f"the number of choices in {named(ids)} is not fixed", "experts-form")
+    require_choices(ids, mix, k)
+    require_range(ids, len(terms))
+    require_as_many(mix, ids, "the weights")
+    require_as_many(x, ids, "the rows")
+    y = node.outputs[0]
+    if y.dtype != dtype:
+        raise Refusal(f"the sum {named(y)} is {y.dtype}, not the experts' {dtype}", "experts-form")
+    fc1, fc2 = _joined([each.fc1 for each in layers]), _joined([each.fc2 for each in layers])
+    return ExpertsBlock(y, x, mix, ids, fc1, fc2, {**layers[0].attributes, "weight_on": "output"})
+
+
+def _terms(node: ir.Node) -> list[_Term]:
+    """What the sum adds up, but for a beginning of zeros."""
+    found, queue = [], list(operands(node))
+    while queue:
+        value = queue.pop()
+        term = _term(value)
+        if term is not None:
+            found.append(term)
+        elif (before := producer(value, "Add")) is not None and any(_term(each) for each in operands(before)):
+            if len(list(consumers(value))) > 1 or value.is_graph_output():
+                raise Refusal(f"the sum {named(value)} of some experts is also read by others", "read-by-others")
+            queue += operands(before)
+        elif filling(value) != 0.0:
+            raise Mismatch
+    return found
+
+
+def _goes_on(node: ir.Node) -> bool:
+    """Whether another expert is added to this sum."""
+    users = list(consumers(node.outputs[0]))
+    return any(
+        is_op(user, "Add") and any(_term(value) for value in operands(user) if value is not node.outputs[0])
+        for user in users
+    )
+
+
+def _term(value: ir.Value) -> _Term | None:
+    """rows * ReduceSum(w * (ids == e)), if that makes the value."""
+    if producer(value, "Mul") is None:
+        return None
+    rows, column = weighted(value)
+    total = None if column is None else producer(through(column, RESHAPING | {"Cast"}), "ReduceSum")
+    if total is None or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False)):
+        return None
+    share = operands(total)[0].producer()
+    if share is None or not is_op(share, "Mul", "Where"):
+        return None
+    if share.op_type == "Where":
+        test, weights, other = operands(share)
+        pairs = [(test, weights)] if filling(other) == 0.0 else []
+    else:
+        left, right = operands(share)
+        pairs = [(left, right), (right, left)]
+    for mask, weights in pairs:
+        equal = producer(through(mask, {"Cast", "Identity"}), "Equal")
+        if equal is None or may_spread(mask, weights):
+            continue
+        for ids, number in (operands(equal), operands(equal)[::-1]):
+            expert = scalar(number)
+            if expert is not None and constant(ids) is None and rank(number) in (0, 1):
+                return _Term(int(expert), rows, ids, weights)
+    return None
+
+
+def _width(rows: ir.Value) -> int:
+    width = dim(rows, -1)
+    if width is None:
+        raise Mismatch
+    return width
+
+
+def _read_product(value: ir.Value) -> Product | None:
+    """MatMul or Gemm of rows with one constant matrix."""
+    node = producer(value, "MatMul", "Gemm")
+    if node is None or rank(node.inputs[1]) != 2:
+        return None
+    matrix, swapped = through_transposes(node.inputs[1])
+    is_gemm = node.op_type == "Gemm"
+    if is_gemm and (
+        integer(node, "transA", 0)
+        or node.attributes.get_float("alpha", 1.0) != 1.0
+        or node.attributes.get_float("beta", 1.0) != 1.0
+    ):
+        return None
+    transposed = not (is_gemm and integer(node, "transB", 0))
+    weights = read_matrices([matrix], transposed=transposed != swapped)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    return Product(weights, node, operands(node)[0], bias=None if bias is None else read_vectors([bias]))
+
+
+def _read_bias(value: ir.Value, product: Product) -> Stack | None:
+    """A constant vector."""
+    del product
+    return read_vectors([value]) if rank(value) == 1 else None
+
+
+def _joined(layers: Sequence[Layer]) -> Layer:
+    """The layers of single experts as one of all."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if biases and len(biases) != len(layers):
+        raise Refusal("some experts have a bias, and others none", "experts-form")
+    products = tuple(product for layer in layers for product in layer.products)
+    return Layer(_stacked([layer.weights for layer in layers]), _stacked(biases) if biases else None, products)
+
+
+def _stacked(stacks: Sequence[Stack]) -> Stack:
+    parts = []
+    for place, part in enumerate(stacks[0].parts):
+        others = [stack.parts[place] for stack in stacks]
+        if any((other.sizes, other.transposed) != (part.sizes, part.transposed) for other in others):
+            raise Refusal(f"'{part.values[0].name}' is of another shape than other experts' weights", "experts-form")
+        parts.append(Part(tuple(value for other in others for value in other.values), part.transposed, True))
+    return Stack(tuple(parts))

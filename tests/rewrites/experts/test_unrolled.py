@@ -1,0 +1,162 @@
+"""One expert after the other on all tokens: all that may be chosen, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.rewrites.blocks import EXPERTS, HIDDEN
+from tests.rewrites.experts.experts_models import INNER, Experts, assert_fuses, assert_stays, fuse
+
+RNG = np.random.default_rng(3)
+WEIGHTS: dict[str, Any] = {
+    **{f"gate{e}": RNG.standard_normal((HIDDEN, INNER)).astype(np.float32) for e in range(EXPERTS)},
+    **{f"up{e}": RNG.standard_normal((HIDDEN, INNER)).astype(np.float32) for e in range(EXPERTS)},
+    **{f"down{e}": RNG.standard_normal((INNER, HIDDEN)).astype(np.float32) for e in range(EXPERTS)},
+    **{f"turned{e}": RNG.standard_normal((HIDDEN, INNER)).astype(np.float32) for e in range(EXPERTS)},
+    **{f"bias_gate{e}": RNG.standard_normal(INNER).astype(np.float32) for e in range(EXPERTS)},
+    **{f"bias_up{e}": RNG.standard_normal(INNER).astype(np.float32) for e in range(EXPERTS)},
+    **{f"bias_down{e}": RNG.standard_normal(HIDDEN).astype(np.float32) for e in range(EXPERTS)},
+    **{f"number{e}": np.array(e) for e in range(EXPERTS)},
+    "zeros": np.zeros((1, HIDDEN), np.float32),
+    "nothing": np.array(0, np.float32),
+}
+
+
+def gated(e: int) -> str:
+    return f"""
+        g{e} = MatMul (x, gate{e})
+        u{e} = MatMul (x, up{e})
+        s{e} = Sigmoid (g{e})
+        o{e} = Mul (g{e}, s{e})
+        a{e} = Mul (o{e}, u{e})
+        made{e} = MatMul (a{e}, down{e})"""
+
+
+def with_biases(e: int) -> str:
+    return f"""
+        g{e} = Gemm (x, gate{e}, bias_gate{e})
+        u0{e} = MatMul (x, up{e})
+        u{e} = Add (u0{e}, bias_up{e})
+        s{e} = Sigmoid (g{e})
+        o{e} = Mul (g{e}, s{e})
+        a{e} = Mul (o{e}, u{e})
+        m{e} = Gemm <transB = 1> (a{e}, turned{e})
+        made{e} = Add (bias_down{e}, m{e})"""
+
+
+def plain(e: int) -> str:
+    return f"""
+        g{e} = MatMul (x, gate{e})
+        a{e} = Relu (g{e})
+        made{e} = MatMul (a{e}, down{e})"""
+
+
+def by_product(e: int) -> str:
+    return f"""
+        is{e} = Equal (ids, number{e})
+        mask{e} = Cast <to = 1> (is{e})
+        masked{e} = Mul (weights, mask{e})
+        share{e} = ReduceSum <keepdims = 1> (masked{e}, minus1)"""
+
+
+def by_choice(e: int) -> str:
+    return f"""
+        is{e} = Equal (number{e}, ids)
+        masked{e} = Where (is{e}, weights, nothing)
+        sum{e} = ReduceSum <keepdims = 0> (masked{e}, minus1)
+        share{e} = Unsqueeze (sum{e}, minus1)"""
+
+
+def unrolled(
+    expert: Callable[[int], str] = gated,
+    share: Callable[[int], str] = by_product,
+    order: Sequence[int] = range(EXPERTS),
+    **changes: Any,
+) -> Experts:
+    lines, total = [], "zeros"
+    for e in order:
+        after = "y" if e == order[-1] else f"total{e}"
+        lines += [expert(e), share(e), f"\n term{e} = Mul (made{e}, share{e})\n {after} = Add ({total}, term{e})"]
+        total = after
+    text = "".join(lines)
+    empty = dict.fromkeys(("repeat", "list", "fc1", "activation", "fc2", "weigh"), "")
+    return Experts(**{**empty, "sum": text, "constants": WEIGHTS, **changes})
+
+
+@pytest.mark.parametrize("share", [by_product, by_choice])
+@pytest.mark.parametrize(
+    ("expert", "expected"),
+    [
+        (gated, {"activation": "silu", "gated": 1, "gate_layout": "concat"}),
+        (with_biases, {"activation": "silu", "gated": 1}),
+        (plain, {"activation": "relu", "gated": 0}),
+    ],
+)
+def test_form(expert: Callable[[int], str], expected: dict[str, Any], share: Callable[[int], str]) -> None:
+    model = assert_fuses(unrolled(expert, share), {**expected, "weight_on": "output"})
+    assert [node.op_type for node in model.graph] == ["MatMul", "FusedRouter", "FusedExperts"]
+
+
+def test_in_any_order() -> None:
+    assert_fuses(unrolled(order=[3, 1, 2, 0, 7, 6, 5, 4]), {"activation": "silu"})
+
+
+def test_weights_are_joined_when_they_are_written() -> None:
+    model = unrolled().model()
+    fuse(model)
+    (node,) = [node for node in model.graph if node.op_type == "FusedExperts"]
+    tensors = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
+    assert [type(tensor) for tensor in tensors] == [ir.LazyTensor] * 2
+    fc1 = np.stack([np.concatenate([WEIGHTS[f"gate{e}"].T, WEIGHTS[f"up{e}"].T]) for e in range(EXPERTS)])
+    np.testing.assert_array_equal(tensors[0].numpy(), fc1)
+    assert not [
+        name for name in model.graph.initializers if name.startswith(("gate0", "up", "down")) and "_" not in name
+    ]
+
+
+def test_followed_by_more() -> None:
+    experts = unrolled()
+    behind = experts.sum.replace("y = Add", "routed = Add") + "\n y = Add (x, routed)"
+    assert_fuses(unrolled(sum=behind), {"activation": "silu"})
+
+
+def other(expert: Callable[[int], str], place: int, old: str, new: str) -> Callable[[int], str]:
+    return lambda e: expert(e).replace(old, new) if e == place else expert(e)
+
+
+STAYING = {
+    "some experts": (unrolled(order=range(EXPERTS - 1)), "experts-mismatch", "there are 7 experts, but"),
+    "one expert twice": (unrolled(other(plain, 3, "gate3", "gate2")), None, None),
+    "another activation": (unrolled(other(plain, 3, "Relu", "Sigmoid")), "experts-activation", "it is made of sigmoid"),
+    "an activation of its own": (unrolled(other(plain, 3, "Relu (g3)", "Gelu (g3)")), "experts-form", "another form"),
+    "other rows": (
+        unrolled(other(plain, 3, "g3 = MatMul (x, gate3)", "neg = Neg (x)\n g3 = MatMul (neg, gate3)")),
+        "experts-form",
+        "another form",
+    ),
+    "a number missing": (
+        unrolled(share=other(by_product, 3, "number3", "number2")),
+        "experts-form",
+        "other experts than each of some once",
+    ),
+    "a sum that is read": (
+        unrolled(outputs=f", float[T, {HIDDEN}] total3"), "read-by-others", "of some experts is also read by others",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in STAYING if STAYING[case][1]])
+def test_refused(case: str) -> None:
+    experts, reason, sentence = STAYING[case]
+    assert reason is not None
+    assert sentence is not None
+    assert_stays(experts, reason, sentence)
+
+
+def test_matrices_of_two_experts_may_be_the_same() -> None:
+    assert_fuses(STAYING["one expert twice"][0], {"activation": "relu"})
