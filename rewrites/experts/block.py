@@ -23,6 +23,7 @@ class ExpertsBlock:
         fc1: The first layer.
         fc2: The second layer.
         attributes: Of the FusedExperts.
+        residual: What is added to what the experts return, shaped like it, or None.
     """
 
     y: ir.Value
@@ -32,3 +33,4 @@ class ExpertsBlock:
     fc1: Layer
     fc2: Layer
     attributes: Mapping[str, AttributeValue]
+    residual: ir.Value | None = None

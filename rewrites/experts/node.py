@@ -53,7 +53,7 @@ def require_valid(block: ExpertsBlock) -> None:
     Raises:
         Refusal: It has not.
     """
-    if not _is_aligned(block) and rank(block.y) != 2:
+    if not _is_aligned(block) and (rank(block.y) != 2 or block.residual is not None):
         raise Refusal(f"the rows '{block.x.name}' and '{block.y.name}' have other axes", "experts-form")
     types = {block.x.dtype, block.y.dtype}
     for layer in (block.fc1, block.fc2):
@@ -94,6 +94,8 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
         x = writer.rows(x, block.fc1.weights.depth)
         weights, indices = writer.rows(weights, k), writer.rows(indices, k)
     given = {"x": x, "weights": weights, "indices": indices}
+    if block.residual is not None:
+        given["residual"] = block.residual
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
         given[f"{name}_weights"] = _dense(graph, layer.weights, names)
         if layer.bias is not None:
@@ -122,7 +124,8 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
 
 def _is_aligned(block: ExpertsBlock) -> bool:
     """Whether rows, weights, indices and results have their tokens in the same axes."""
-    return len({rank(value) for value in (block.x, block.weights, block.indices, block.y)}) == 1
+    values = (block.x, block.weights, block.indices, block.y, block.residual or block.y)
+    return len({rank(value) for value in values}) == 1
 
 
 class _Writer:

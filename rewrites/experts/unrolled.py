@@ -62,18 +62,21 @@ def read(node: ir.Node) -> ExpertsBlock:
         Mismatch: None do, or the sum goes on.
         Refusal: They are nothing that FusedExperts computes.
     """
-    if not any(_term(value) for value in operands(node)) or _goes_on(node):
+    last = next((term for value in operands(node) if (term := _term(value)) is not None), None)
+    if last is None or _goes_on(node, chosen(last.ids)):
         raise Mismatch
-    terms = sorted(_terms(node), key=lambda term: term.expert)
+    ids = chosen(last.ids)
+    found, residual = _terms(node, ids)
+    terms = sorted(found, key=lambda term: term.expert)
     first = terms[0]
     if [term.expert for term in terms] != list(range(len(terms))) or len(terms) < 2:
         raise Refusal(f"{named(node.outputs[0])} adds up other experts than each of some once", "experts-form")
     dtype = experts_type(first.rows)
     layers = [read_two_layers(term.rows, dtype, _width(term.rows), _read_product, _read_bias) for term in terms]
-    ids, mix = chosen(first.ids), mixing(first.weights, dtype)
+    mix = mixing(first.weights, dtype)
     for term in terms:
-        if chosen(term.ids) is not ids or mixing(term.weights, dtype) is not mix:
-            raise Refusal(f"{named(term.rows)} is weighed by another choice than the first expert", "experts-form")
+        if mixing(term.weights, dtype) is not mix:
+            raise Refusal(f"{named(term.rows)} is weighed by others than the first expert", "experts-form")
     x = through(layers[0].first.rows, {"Identity"})
     for each in layers:
         if through(each.first.rows, {"Identity"}) is not x or each.attributes != layers[0].attributes:
@@ -88,38 +91,41 @@ def read(node: ir.Node) -> ExpertsBlock:
     y = node.outputs[0]
     if y.dtype != dtype:
         raise Refusal(f"the sum {named(y)} is {y.dtype}, not the experts' {dtype}", "experts-form")
+    if residual is not None and (residual.dtype != dtype or may_spread(residual, y)):
+        raise Refusal(f"{named(residual)}, to which the experts are added, is of another type or shape", "experts-form")
     fc1, fc2 = _joined([each.fc1 for each in layers]), _joined([each.fc2 for each in layers])
-    return ExpertsBlock(y, x, mix, ids, fc1, fc2, {**layers[0].attributes, "weight_on": "output"})
+    attributes = {**layers[0].attributes, "weight_on": "output"}
+    return ExpertsBlock(y, x, mix, ids, fc1, fc2, attributes, residual)
 
 
-def _terms(node: ir.Node) -> list[_Term]:
-    """What the sum adds up, but for a beginning of zeros."""
+def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[_Term], ir.Value | None]:
+    """What the sum adds up for a choice, and what it begins with, if not with zeros."""
+    residual: ir.Value | None = None
     found, queue = [], list(operands(node))
     while queue:
         value = queue.pop()
-        term = _term(value)
+        term = _term(value, ids)
         if term is not None:
             found.append(term)
-        elif (before := producer(value, "Add")) is not None and any(_term(each) for each in operands(before)):
+        elif (before := producer(value, "Add")) is not None and any(_term(each, ids) for each in operands(before)):
             if len(list(consumers(value))) > 1 or value.is_graph_output():
                 raise Refusal(f"the sum {named(value)} of some experts is also read by others", "read-by-others")
             queue += operands(before)
         elif filling(value) != 0.0:
-            raise Mismatch
-    return found
+            if residual is not None:
+                raise Mismatch
+            residual = value
+    return found, residual
 
 
-def _goes_on(node: ir.Node) -> bool:
-    """Whether another expert is added to this sum."""
+def _goes_on(node: ir.Node, ids: ir.Value) -> bool:
+    """Whether another expert of the same choice is added to this sum."""
     users = list(consumers(node.outputs[0]))
-    return any(
-        is_op(user, "Add") and any(_term(value) for value in operands(user) if value is not node.outputs[0])
-        for user in users
-    )
+    return any(is_op(user, "Add") and any(_term(value, ids) for value in operands(user)) for user in users)
 
 
-def _term(value: ir.Value) -> _Term | None:
-    """rows * ReduceSum(w * (ids == e)), if that makes the value."""
+def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
+    """rows * ReduceSum(w * (ids == e)), if that makes the value, for this choice or any."""
     if producer(value, "Mul") is None:
         return None
     rows, column = weighted(value)
@@ -141,7 +147,9 @@ def _term(value: ir.Value) -> _Term | None:
             continue
         for ids, number in (operands(equal), operands(equal)[::-1]):
             expert = scalar(number)
-            if expert is not None and constant(ids) is None and rank(number) in (0, 1):
+            if expert is None or constant(ids) is not None or choice not in (None, chosen(ids)):
+                continue
+            if rank(number) in (0, 1):
                 return _Term(int(expert), rows, ids, weights)
     return None
 

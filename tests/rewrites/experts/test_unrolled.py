@@ -9,7 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.rewrites.blocks import EXPERTS, HIDDEN
+from ort_moe.rewrites import rewrite
+from tests.rewrites import synthetic
+from tests.rewrites.blocks import EXPERTS, HIDDEN, cpu_session
 from tests.rewrites.experts.experts_models import INNER, Experts, assert_fuses, assert_stays, fuse
 
 RNG = np.random.default_rng(3)
@@ -123,6 +125,31 @@ def test_followed_by_more() -> None:
     experts = unrolled()
     behind = experts.sum.replace("y = Add", "routed = Add") + "\n y = Add (x, routed)"
     assert_fuses(unrolled(sum=behind), {"activation": "silu"})
+
+
+def test_added_to_a_residual() -> None:
+    onto = unrolled().sum.replace("(zeros, term0)", "(x, term0)")
+    model = assert_fuses(unrolled(sum=onto), {"activation": "silu"})
+    node = model.graph.node(-1)
+    assert (node.op_type, node.inputs[-1]) == ("FusedExperts", model.graph.inputs[0])
+
+
+def test_two_layers_in_a_row() -> None:
+    """The second begins with what the first returns; the two share a matrix, which the first cannot have copied."""
+    model, original = (synthetic.unrolled(2, 4) for _ in range(2))
+    first, second = rewrite(model).experts
+    assert (first.block, second.block) == ("partly", "whole")
+    assert [finding.reason.slug for finding in first.findings] == ["expert-weights-shared"]
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    name = original.graph.inputs[0].name
+    (was,), (now,) = (cpu_session(each, with_library=False).run(None, {name: x}) for each in (original, model))
+    np.testing.assert_allclose(now, was, rtol=1e-5)
+
+
+def test_added_to_one_row_for_all() -> None:
+    onto = unrolled().sum.replace("(zeros, term0)", "(row, term0)")
+    row = {**WEIGHTS, "row": np.ones((1, HIDDEN), np.float32)}
+    assert_stays(unrolled(sum=onto, constants=row), "experts-form", "is of another type or shape")
 
 
 def other(expert: Callable[[int], str], place: int, old: str, new: str) -> Callable[[int], str]:
