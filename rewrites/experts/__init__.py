@@ -69,12 +69,14 @@ def fuse_experts(model: ir.Model, chosen: Collection[str]) -> Fusion:
     refused: dict[ir.Node, Refusal] = {}
     applied: dict[str, int] = {}
     seconds: dict[str, float] = {}
+    roots = {form.root for form in _FORMS}
+    nodes = [node for node in model.graph.all_nodes() if is_op(node, *roots)]
     for form in _FORMS:
         if form.rule.name not in chosen:
             continue
         start, before = time.perf_counter(), len(fused)
-        for node in list(model.graph.all_nodes()):
-            if node.graph is None or not is_op(node, form.root):
+        for node in nodes:
+            if node.graph is None or node.op_type != form.root:
                 continue
             try:
                 block = form.read(node)

@@ -146,26 +146,26 @@ def _finding(node: ir.Node, refusal: Refusal) -> Finding:
 
 
 def _ends(fusion: Fusion) -> dict[ir.Node, ir.Node]:
-    """For each router, the first sum of experts that was refused and that it serves."""
+    """For each router, the first sum of experts that was refused and to which it is the nearest."""
     found: dict[ir.Node, ir.Node] = {}
     for end in fusion.refused:
-        for router in _routers_before(end):
+        router = _router_before(end)
+        if router is not None:
             found.setdefault(router, end)
     return found
 
 
-def _routers_before(node: ir.Node) -> Iterator[ir.Node]:
-    """The routers before a node, and none before these."""
+def _router_before(node: ir.Node) -> ir.Node | None:
+    """The nearest router before a node."""
     queue, seen = deque([node]), {node}
     while queue and len(seen) < _MOST_NODES:
         for before in _producers(queue.popleft()):
-            if before in seen:
-                continue
-            seen.add(before)
             if is_router(before):
-                yield before
-            else:
+                return before
+            if before not in seen:
+                seen.add(before)
                 queue.append(before)
+    return None
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
