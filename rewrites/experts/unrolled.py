@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import experts_type
 from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
@@ -20,7 +21,6 @@ from ort_moe.rewrites.experts.tokens import chosen, mixing, named, require_as_ma
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
-    RESHAPING,
     constant,
     consumers,
     dim,
@@ -62,7 +62,7 @@ def read(node: ir.Node) -> ExpertsBlock:
         Mismatch: None do, or the sum goes on.
         Refusal: They are nothing that FusedExperts computes.
     """
-    last = next((term for value in operands(node) if (term := _term(value)) is not None), None)
+    last = next((term for value in operands(node)[::-1] if (term := _term(value)) is not None), None)
     if last is None or _goes_on(node, chosen(last.ids)):
         raise Mismatch
     ids = chosen(last.ids)
@@ -101,13 +101,20 @@ def read(node: ir.Node) -> ExpertsBlock:
 def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[_Term], ir.Value | None]:
     """What the sum adds up for a choice, and what it begins with, if not with zeros."""
     residual: ir.Value | None = None
+    known: dict[ir.Value, _Term | None] = {}
+
+    def term_of(value: ir.Value) -> _Term | None:
+        if value not in known:
+            known[value] = _term(value, ids)
+        return known[value]
+
     found, queue = [], list(operands(node))
     while queue:
         value = queue.pop()
-        term = _term(value, ids)
+        term = term_of(value)
         if term is not None:
             found.append(term)
-        elif (before := producer(value, "Add")) is not None and any(_term(each, ids) for each in operands(before)):
+        elif (before := producer(value, "Add")) is not None and any(map(term_of, operands(before))):
             if len(list(consumers(value))) > 1 or value.is_graph_output():
                 raise Refusal(f"the sum {named(value)} of some experts is also read by others", "read-by-others")
             queue += operands(before)
@@ -120,8 +127,11 @@ def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[_Term], ir.Value | None]:
 
 def _goes_on(node: ir.Node, ids: ir.Value) -> bool:
     """Whether another expert of the same choice is added to this sum."""
-    users = list(consumers(node.outputs[0]))
-    return any(is_op(user, "Add") and any(_term(value, ids) for value in operands(user)) for user in users)
+    result = node.outputs[0]
+    others = (
+        value for user in consumers(result) if is_op(user, "Add") for value in operands(user) if value is not result
+    )
+    return any(_term(value, ids) for value in others)
 
 
 def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
@@ -129,7 +139,7 @@ def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
     if producer(value, "Mul") is None:
         return None
     rows, column = weighted(value)
-    total = None if column is None else producer(through(column, RESHAPING | {"Cast"}), "ReduceSum")
+    total = None if column is None or rows.dtype is None else producer(plain(column, rows.dtype), "ReduceSum")
     if total is None or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False)):
         return None
     share = operands(total)[0].producer()

@@ -152,6 +152,14 @@ def test_added_to_one_row_for_all() -> None:
     assert_stays(unrolled(sum=onto, constants=row), "experts-form", "is of another type or shape")
 
 
+def test_weights_cut_to_integers_are_others() -> None:
+    def cut(e: int) -> str:
+        text = by_product(e).replace(f"share{e} =", f"exact{e} =")
+        return f"{text}\n whole{e} = Cast <to = 7> (exact{e})\n share{e} = Cast <to = 1> (whole{e})"
+
+    assert_stays(unrolled(share=cut), "experts-form", "ends in no form of experts that is known")
+
+
 def other(expert: Callable[[int], str], place: int, old: str, new: str) -> Callable[[int], str]:
     return lambda e: expert(e).replace(old, new) if e == place else expert(e)
 
