@@ -154,35 +154,24 @@ def _gated(
     beta = polynomial.coefficients.get(0, 0.0)
     gate_source, gate_least, gate_most = _limited(gate, dtype)
     value_source, value_least, value_most = _limited(polynomial.of, dtype)
-    limit = 0.0
-    if (gate_least, gate_most, value_least, value_most) != (-math.inf, math.inf, -math.inf, math.inf):
-        if (
-            gate_least != -math.inf
-            or not 0.0 < gate_most < math.inf
-            or (value_least, value_most)
-            != (
-                -gate_most,
-                gate_most,
-            )
-        ):
-            limits = f"{gate_least:g} .. {gate_most:g}, the value to {value_least:g} .. {value_most:g}"
-            raise _unknown(value, f"the gate is limited to {limits}")
+    limits, limit = (gate_least, gate_most, value_least, value_most), 0.0
+    if limits != (-math.inf, math.inf, -math.inf, math.inf):
         limit = gate_most
+        if limits != (-math.inf, limit, -limit, limit) or not 0.0 < limit < math.inf:
+            told = f"{gate_least:g} .. {gate_most:g}, the value to {value_least:g} .. {value_most:g}"
+            raise _unknown(value, f"the gate is limited to {told}")
     first, second = (read_half(plain(each, dtype), width) for each in (gate_source, value_source))
     attributes = {**attributes, "gated": 1, "beta": beta, "limit": limit}
     if first is None and second is None:
         alone = {**attributes, "gate_layout": "concat"}
         return Activation(plain(gate_source, dtype), alone, plain(value_source, dtype))
     if first is None or second is None:
-        raise Refusal(
-            f"'{gate_source.name}' and '{value_source.name}' are not the halves of one layer's rows", "experts-form"
-        )
+        sentence = f"'{gate_source.name}' and '{value_source.name}' are not the halves of one layer's rows"
+        raise Refusal(sentence, "experts-form")
     rows = _rows_of_halves(first, second, dtype)
     if rows is None:
-        raise Refusal(
-            f"the gate '{gate_source.name}' is not the first half of the rows of which the value is the second",
-            "experts-form",
-        )
+        sentence = f"the gate '{gate_source.name}' is not the first half of the rows of which the value is the second"
+        raise Refusal(sentence, "experts-form")
     return Activation(rows, {**attributes, "gate_layout": first.layout})
 
 

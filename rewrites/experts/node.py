@@ -56,10 +56,8 @@ def require_valid(block: ExpertsBlock) -> None:
     if not _is_aligned(block) and (rank(block.y) != 2 or block.residual is not None):
         raise Refusal(f"the rows '{block.x.name}' and '{block.y.name}' have other axes", "experts-form")
     types = {block.x.dtype, block.y.dtype}
-    for layer in (block.fc1, block.fc2):
-        types.update(
-            value.dtype for stack in (layer.weights, layer.bias) if stack is not None for value in stack.values
-        )
+    for stack in (block.fc1.weights, block.fc1.bias, block.fc2.weights, block.fc2.bias):
+        types.update(value.dtype for value in (() if stack is None else stack.values))
     if len(types) > 1:
         raise Refusal(f"rows, weights and biases are of types {', '.join(sorted(map(str, types)))}", "experts-form")
     try:

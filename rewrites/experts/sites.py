@@ -19,7 +19,7 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site, Status
 from ort_moe.rewrites.surroundings import surroundings
-from ort_moe.rewrites.values import dim, label
+from ort_moe.rewrites.values import RESHAPING, consumers, dim, is_op, label, listed
 
 _MOST_NODES = 8192
 """Nodes looked at before a sum of experts; experts written out one by one take ten nodes each."""
@@ -137,6 +137,8 @@ def _why_left(router: ir.Node, end: ir.Node | None, fusion: Fusion, chosen: Coll
         detail = f"rules for experts were left out: {', '.join(skipped)}"
         return Finding(REASONS["rule-left-out"], name, detail)
     detail = f"what {label(router)} chooses ends in no form of experts that is known"
+    readers = listed(map(label, _readers(router.outputs[1])), most=3)
+    detail += f"; its indices go to {readers}" if readers else "; nothing reads its indices"
     return Finding(REASONS["experts-form"], name, detail)
 
 
@@ -173,6 +175,17 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
         made_by = None if value is None else value.producer()
         if made_by is not None:
             yield made_by
+
+
+def _readers(indices: ir.Value) -> Iterator[ir.Node]:
+    """What reads indices behind casts and views."""
+    queue = deque([indices])
+    while queue:
+        for node in consumers(queue.popleft()):
+            if is_op(node, "Cast", *RESHAPING):
+                queue.extend(node.outputs)
+            else:
+                yield node
 
 
 def _graph_name(node: ir.Node) -> str:
