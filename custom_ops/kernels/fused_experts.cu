@@ -1,11 +1,13 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     at most 128 slots (tokens * k), if they fit into shared memory: FC1 (fused_experts_fc1.cuh) and FC2 with
-//           finalize (fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
-//   many    FC1, FC2 (both fused_experts_grouped.cuh) and FinalizeRouting, with the maps, which are built first where
-//           none are given
-//   gemm    many, where Hopper's wgmma can be used: FC1, FC2 (both fused_experts_gemm.cu) and FinalizeRouting
-//   plain   what is left: other formats, float32, and what does not fit 16-byte loads (fused_experts_plain.cuh)
+//   few     dense and nvfp4, at most 128 slots (tokens * k), if they fit into shared memory: FC1 and FC2 with finalize
+//           (fused_experts_fc1.cuh, fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
+//   gemm    on Hopper the rest, in every format and for any number of tokens: FC1, FC2 (both fused_experts_gemm.cu)
+//           and FinalizeRouting, with the maps, which are built first where none are given
+//   many    dense and nvfp4 that go neither way, and dense where experts have few rows each: the same with FC1 and FC2
+//           of fused_experts_grouped.cuh
+//   plain   what is left: float32, the other formats elsewhere, and what does not fit 16-byte loads
+//           (fused_experts_plain.cuh)
 // The order of every sum comes from the layer's depth and the way alone, so a token's bits do not depend on the others
 // that go the same way; few and many give the same.
 //
@@ -108,7 +110,7 @@ Plan GemmPlan(const ExpertsArgs& args) {
 
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
-// Whether the format has kernels for tensor cores.
+// Whether the format has kernels for tensor cores beside those for Hopper.
 bool HasFastKernels(WeightFormat format) {
   switch (format) {
     case WeightFormat::kDense:

@@ -24,11 +24,11 @@ namespace ort_moe {
 template <typename T>
 struct DenseFormat {
   using Element = T;
-  static constexpr int kStep = 32;      // elements of the reduction in a warp's step
+  static constexpr int kStep = 32;       // elements of the reduction in a warp's step
   static constexpr int kFc1Groups = 4;   // of weights in flight in a warp
   static constexpr int kFc2Groups = 3;   // where the activations of all choices lie beside them
   static constexpr int kManyGroups = 4;  // in both layers for many tokens
-  static constexpr int kFc2Tokens = 2;  // of an expert at once, where four share the tensor core
+  static constexpr int kFc2Tokens = 2;   // of an expert at once, where four share the tensor core
   static constexpr int kStepScales = 0;
   static constexpr bool kScaled = false;
   static constexpr float kFactor = 1.0f;

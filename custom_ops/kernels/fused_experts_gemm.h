@@ -1,4 +1,4 @@
-// FusedExperts' two layers for many tokens on Hopper (fused_experts_gemm_kernel.cuh), for fused_experts.cu.
+// FusedExperts' two layers as a grouped product on Hopper (fused_experts_gemm_kernel.cuh), for fused_experts.cu.
 #pragma once
 
 #include "kernels/fused_experts_params.cuh"

@@ -1,4 +1,4 @@
-// One layer of FusedExperts for many tokens on Hopper: a grouped product on wgmma.
+// One layer of FusedExperts on Hopper, for any number of tokens: a grouped product on wgmma.
 //
 // Weights are the instruction's 64 rows and tokens its N columns, so that N follows what an expert has. A block runs on
 // each multiprocessor: one warpgroup fills a ring of stages, weights by the bulk tensor copy and rows of tokens,
