@@ -17,16 +17,9 @@ import onnx_ir as ir
 from ort_moe.ops import AttributeValue
 from ort_moe.rewrites.contrib import CONTRIB
 from ort_moe.rewrites.experts.halves import Half, read_half
+from ort_moe.rewrites.experts.tokens import plain
 from ort_moe.rewrites.rule import Refusal
-from ort_moe.rewrites.values import (
-    RESHAPING,
-    is_op,
-    label,
-    may_spread,
-    operands,
-    scalar,
-    through_casts,
-)
+from ort_moe.rewrites.values import is_op, label, may_spread, operands, scalar
 
 _TOLERANCE = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
 """Of the constants of an activation, which are rounded to the type in which it is computed."""
@@ -80,11 +73,6 @@ class _Factor:
 
     function: str
     argument: _Polynomial
-
-
-def plain(value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """The value before views, and casts between the experts' type and float32."""
-    return through_casts(value, {dtype, ir.DataType.FLOAT}, RESHAPING)
 
 
 def read_activation(value: ir.Value, dtype: ir.DataType, width: int) -> Activation:

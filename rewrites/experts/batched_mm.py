@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack, through_transposes
 from ort_moe.rewrites.experts.tokens import (
     chosen,
     matrix,
-    mixing,
     named,
+    plain,
     repeated,
     require_as_many,
     require_choices,
@@ -58,7 +57,7 @@ def read(node: ir.Node) -> ExpertsBlock:
     column = weights if weights is not None else on_input
     if column is None:
         raise Refusal("the experts' results are weighed nowhere", "experts-form")
-    ids, mix = _choices(layers.first), mixing(column, dtype)
+    ids, mix = _choices(layers.first), plain(column, dtype)
     if any(_choices(product) is not ids for product in layers.products):
         raise Refusal("the two layers take other experts", "experts-form")
     require_choices(ids, mix, k)

@@ -13,15 +13,14 @@ from collections import deque
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import expert_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, read_bias, read_stack
 from ort_moe.rewrites.experts.tokens import (
     chosen,
     matrix,
-    mixing,
     named,
+    plain,
     require_as_many,
     require_choices,
     require_range,
@@ -184,4 +183,4 @@ def _scattered(column: ir.Value, dtype: ir.DataType, experts: int) -> tuple[ir.V
     along = is_last_axis(integer(scatter, "axis", 0), rows)
     if not along or filling(background) != 0.0 or scatter.attributes.get_string("reduction", "none") != "none":
         raise Refusal(f"{named(rows)} holds more than the weights of the chosen", "experts-form")
-    return chosen(ids), mixing(weights, dtype)
+    return chosen(ids), plain(weights, dtype)

@@ -12,37 +12,31 @@ _MOST_STEPS = 8
 
 
 def choice_sum(node: ir.Node) -> tuple[ir.Value, int, int]:
-    """What a sum over choices adds up, K, and H.
-
-    ReduceSum over the middle axis of (T, K, H).
+    """What a sum over choices adds up, K, and H: ReduceSum over the middle axis of (T, K, H).
 
     Raises:
         Mismatch: It is no such sum.
     """
-    terms, over = node.inputs[0], axes(node)
-    if terms is None or over is None or len(over) != 1 or rank(terms) != 3 or integer(node, "keepdims", 1):
-        raise Mismatch
-    k, hidden = dim(terms, 1), dim(terms, 2)
-    if over[0] not in (1, -2) or k is None or hidden is None or node.outputs[0].dtype not in FLOATS:
-        raise Mismatch
-    return terms, k, hidden
+    return _sum_over(node, 1)
 
 
 def expert_sum(node: ir.Node) -> tuple[ir.Value, int, int]:
-    """What a sum over all experts adds up, E, and H.
-
-    ReduceSum over the first axis of (E, T, H).
+    """What a sum over all experts adds up, E, and H: ReduceSum over the first axis of (E, T, H).
 
     Raises:
         Mismatch: It is no such sum.
     """
+    return _sum_over(node, 0)
+
+
+def _sum_over(node: ir.Node, axis: int) -> tuple[ir.Value, int, int]:
     terms, over = node.inputs[0], axes(node)
     if terms is None or over is None or len(over) != 1 or rank(terms) != 3 or integer(node, "keepdims", 1):
         raise Mismatch
-    experts, hidden = dim(terms, 0), dim(terms, 2)
-    if over[0] not in (0, -3) or experts is None or hidden is None or node.outputs[0].dtype not in FLOATS:
+    count, hidden = dim(terms, axis), dim(terms, 2)
+    if over[0] not in (axis, axis - 3) or count is None or hidden is None or node.outputs[0].dtype not in FLOATS:
         raise Mismatch
-    return terms, experts, hidden
+    return terms, count, hidden
 
 
 def experts_type(terms: ir.Value) -> ir.DataType:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_matrices, read_stack
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
-from ort_moe.rewrites.experts.tokens import mixing, named, require_as_many, require_choices, require_range
+from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
@@ -76,10 +75,10 @@ def read(node: ir.Node) -> ExpertsBlock:
         raise Refusal(
             f"{named(layers.first.rows)} are not the tokens' rows in the order of {told(sort)}", "experts-form"
         )
-    weights = sort.takes(mixing(column, dtype))
+    weights = sort.takes(plain(column, dtype))
     if weights is None or rank(column) != 2:
         raise Refusal(f"the weights in {named(column)} are not in the order of {told(sort)}", "experts-form")
-    mix = mixing(weights, dtype)
+    mix = plain(weights, dtype)
     require_choices(sort.choices, mix, k)
     require_range(sort.choices, experts)
     require_as_many(mix, sort.choices, "the weights")

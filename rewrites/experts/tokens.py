@@ -63,8 +63,8 @@ def chosen(value: ir.Value) -> ir.Value:
     return through_casts(value, INDICES, RESHAPING)
 
 
-def mixing(value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """The mixing weights (..., K) that a column is a view of, before casts between the experts' type and float32."""
+def plain(value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The value before views, and casts between the experts' type and float32."""
     return through_casts(value, {dtype, ir.DataType.FLOAT}, RESHAPING)
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.activation import plain
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import experts_type
 from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
-from ort_moe.rewrites.experts.tokens import chosen, mixing, named, require_as_many, require_choices, require_range
+from ort_moe.rewrites.experts.tokens import chosen, named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
@@ -73,9 +72,9 @@ def read(node: ir.Node) -> ExpertsBlock:
         raise Refusal(f"{named(node.outputs[0])} adds up other experts than each of some once", "experts-form")
     dtype = experts_type(first.rows)
     layers = [read_two_layers(term.rows, dtype, _width(term.rows), _read_product, _read_bias) for term in terms]
-    mix = mixing(first.weights, dtype)
+    mix = plain(first.weights, dtype)
     for term in terms:
-        if mixing(term.weights, dtype) is not mix:
+        if plain(term.weights, dtype) is not mix:
             raise Refusal(f"{named(term.rows)} is weighed by others than the first expert", "experts-form")
     x = through(layers[0].first.rows, {"Identity"})
     for each in layers:
