@@ -12,22 +12,19 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
-from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_matrices, read_stack
+from ort_moe.rewrites.experts.layer import Stack, entry, gathered, read_bias, read_matrices, read_stack
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
-from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
     INDICES,
     RESHAPING,
-    dim,
     integer,
     is_op,
     operands,
     producer,
     rank,
-    scalar,
     through,
     through_casts,
 )
@@ -128,28 +125,12 @@ def _stack_of(matrices: list[ir.Value]) -> Stack | None:
         return read_matrices(matrices, transposed=True)
     stack: ir.Value | None = None
     for place, value in enumerate(matrices):
-        found = _matrix(value)
+        found = entry(value, 3)
         if found is None or found[1] != place or stack not in (None, found[0]):
             return None
         stack = found[0]
     read = read_stack(stack, transposed=True)
     return read if read.experts == len(matrices) else None
-
-
-def _matrix(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """The stack of which a value is one expert's matrix, and the expert."""
-    value = through(value, RESHAPING)
-    split = producer(value, "Split")
-    if split is not None and integer(split, "axis", 0) == 0 and rank(split.inputs[0]) == 3:
-        sizes = None if len(split.inputs) < 2 or split.inputs[1] is None else fixed_integers(split.inputs[1])
-        length = dim(split.inputs[0], 0)
-        if length == len(split.outputs) and sizes in (None, [1] * length):
-            return operands(split)[0], split.outputs.index(value)
-    pick = producer(value, "Gather")
-    if pick is not None and integer(pick, "axis", 0) == 0 and rank(pick.inputs[0]) == 3:
-        expert = scalar(pick.inputs[1])
-        return None if expert is None or expert < 0 else (operands(pick)[0], int(expert))
-    return None
 
 
 def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:

@@ -8,8 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import FLOATS, Array, axes, integer, integers, is_op, label, operands, producer, rank
+from ort_moe.rewrites.values import (
+    FLOATS,
+    RESHAPING,
+    Array,
+    axes,
+    dim,
+    integer,
+    integers,
+    is_op,
+    label,
+    operands,
+    producer,
+    rank,
+    scalar,
+    through,
+)
 
 
 @dataclass(frozen=True)
@@ -196,6 +212,27 @@ def gathered(value: ir.Value | None) -> ir.Node | None:
         if places is None or places.shape is None or not places.shape.rank() or places.shape[-1] != 1:
             return None
     return node
+
+
+def entry(value: ir.Value, whole: int) -> tuple[ir.Value, int] | None:
+    """What a value is an entry of, along the first axis, and the entry's place; None where nothing tells.
+
+    Args:
+        value: A view of what a Split or a Gather makes.
+        whole: Rank of what they take it from.
+    """
+    value = through(value, RESHAPING)
+    node = producer(value, "Split", "Gather")
+    if node is None or rank(node.inputs[0]) != whole or integer(node, "axis", 0) not in (0, -whole):
+        return None
+    source = operands(node)[0]
+    if node.op_type == "Gather":
+        place = scalar(node.inputs[1])
+        return None if place is None or place < 0 else (source, int(place))
+    sizes = [1] * len(node.outputs)
+    if len(node.inputs) > 1 and node.inputs[1] is not None and fixed_integers(node.inputs[1]) != sizes:
+        return None
+    return (source, node.outputs.index(value)) if dim(source, 0) == len(sizes) else None
 
 
 def _constant(value: ir.Value | None) -> ir.Value:

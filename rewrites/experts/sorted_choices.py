@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts.layer import gathered
+from ort_moe.rewrites.experts.layer import entry, gathered
 from ort_moe.rewrites.experts.tokens import chosen, matrix
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.values import (
+    INDICES,
     RESHAPING,
     constant,
     dim,
@@ -32,8 +33,7 @@ from ort_moe.rewrites.values import (
     through_casts,
 )
 
-_INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-_COUNTS = (*_INTEGERS, ir.DataType.FLOAT)
+_COUNTS = INDICES | {ir.DataType.FLOAT}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sort:
     @classmethod
     def of(cls, perm: ir.Value) -> Sort | None:
         """The sort that makes a permutation: TopK of the smallest of a list, as many as it has."""
-        perm = through_casts(perm, _INTEGERS, RESHAPING)
+        perm = through_casts(perm, INDICES, RESHAPING)
         node = producer(perm, "TopK")
         if node is None or perm is not node.outputs[1] or rank(node.inputs[0]) != 1:
             return None
@@ -76,7 +76,7 @@ class Sort:
         """The list of which a value, a list itself, holds that of each sorted choice."""
         node = producer(value, "GatherElements")
         node = gathered(value) if node is None else node
-        if node is None or through_casts(operands(node)[1], _INTEGERS, RESHAPING) is not self.perm:
+        if node is None or through_casts(operands(node)[1], INDICES, RESHAPING) is not self.perm:
             return None
         source = operands(node)[0]
         return source if rank(source) == 1 else None
@@ -87,12 +87,12 @@ class Sort:
         if gather is None or rank(operands(gather)[0]) != 2:
             return None
         rows, places = operands(gather)
-        scatter = producer(through_casts(places, _INTEGERS, RESHAPING), "ScatterND")
+        scatter = producer(through_casts(places, INDICES, RESHAPING), "ScatterND")
         if scatter is None or scatter.attributes.get_string("reduction", "none") != "none":
             return None
         _, indices, numbers = operands(scatter)
         count = producer(numbers, "Range")
-        if through_casts(indices, _INTEGERS, RESHAPING) is not self.perm or dim(indices, -1) != 1:
+        if through_casts(indices, INDICES, RESHAPING) is not self.perm or dim(indices, -1) != 1:
             return None
         if count is None or scalar(count.inputs[0]) != 0.0 or scalar(count.inputs[2]) != 1.0:
             numbers_are = constant(numbers)
@@ -102,16 +102,16 @@ class Sort:
 
     def _is_token(self, value: ir.Value, k: int) -> bool:
         """Whether a value is the places in the list divided by k, rounded down."""
-        value = through_casts(value, _INTEGERS, RESHAPING)
+        value = through_casts(value, INDICES, RESHAPING)
         correction = producer(value, "Sub")
         if correction is not None:
             value, less = operands(correction)
             if not self._is_false(less):
                 return False
-            value = through_casts(value, _INTEGERS, RESHAPING)
+            value = through_casts(value, INDICES, RESHAPING)
         quotient = producer(value, "Div")
         if quotient is not None and scalar(quotient.inputs[1]) == float(k):
-            value = through_casts(operands(quotient)[0], _INTEGERS, RESHAPING)
+            value = through_casts(operands(quotient)[0], INDICES, RESHAPING)
             return value is self.perm
         return k == 1 and value is self.perm
 
@@ -125,7 +125,7 @@ class Sort:
         if is_op(node, "Equal") and scalar(node.inputs[1]) == 1.0:
             return self._is_false(operands(node)[0])
         if is_op(node, "Less") and scalar(node.inputs[1]) == 0.0:
-            return through_casts(operands(node)[0], _INTEGERS, RESHAPING) is self.perm
+            return through_casts(operands(node)[0], INDICES, RESHAPING) is self.perm
         return False
 
 
@@ -147,27 +147,11 @@ def segment_ends(ranges: list[ir.Node]) -> ir.Value | None:
         start, end, step = operands(node)
         if scalar(step) != 1.0 or (scalar(start) != 0.0 if last is None else start is not last):
             return None
-        taken = _element(end)
+        taken = entry(end, 1)
         if taken is None or taken[1] != place or (ends is not None and taken[0] is not ends):
             return None
         ends, last = taken[0], end
     return ends if ends is not None and dim(ends, 0) == len(ranges) else None
-
-
-def _element(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """The list of which a value is an element, and its place."""
-    value = through(value, RESHAPING)
-    split = producer(value, "Split")
-    if split is not None and rank(split.inputs[0]) == 1:
-        sizes = None if len(split.inputs) < 2 or split.inputs[1] is None else fixed_integers(split.inputs[1])
-        length = dim(split.inputs[0], 0)
-        if length == len(split.outputs) and sizes in (None, [1] * length):
-            return operands(split)[0], split.outputs.index(value)
-    pick = producer(value, "Gather")
-    if pick is not None and rank(pick.inputs[0]) == 1:
-        place = scalar(pick.inputs[1])
-        return None if place is None or place < 0 else (operands(pick)[0], int(place))
-    return None
 
 
 def counts_up(ends: ir.Value, sort: Sort, experts: int) -> bool:
