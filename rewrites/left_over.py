@@ -9,9 +9,9 @@ from onnxscript.rewriter import RewriteRule
 
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.finding import Finding
-from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.router_node import Router
 from ort_moe.rewrites.rule import RefusalLog, Told
+from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     FLOATS,
     RESHAPING,

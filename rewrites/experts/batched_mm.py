@@ -11,8 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack, through_transposes
+from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import (
     chosen,
     matrix,

@@ -14,8 +14,8 @@ from collections import deque
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.finalize import expert_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, read_bias, read_stack
+from ort_moe.rewrites.experts.sums import expert_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import (
     chosen,
     matrix,

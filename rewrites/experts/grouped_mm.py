@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.finalize import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.layer import Stack, entry, gathered, read_bias, read_matrices, read_stack
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
+from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.rewrites.fixed_lengths import fixed_integers
-from ort_moe.rewrites.values import integer, is_last_axis, producer, rank
+from ort_moe.rewrites.values import dim, integer, is_last_axis, producer
 
 _END = 1 << 31
 """What exporters write for the end of an axis is larger."""
@@ -41,9 +41,11 @@ def _read_split(split: ir.Node, value: ir.Value, width: int) -> Half | None:
     source = split.inputs[0]
     if source is None or len(split.outputs) != 2 or not is_last_axis(integer(split, "axis", 0), source):
         return None
+    if dim(source, -1) != width or width % 2:
+        return None  # of a view (..., I, 2) the pieces are the even and the odd elements
     if len(split.inputs) > 1 and split.inputs[1] is not None and fixed_integers(split.inputs[1]) != [width // 2] * 2:
         return None
-    return Half(source, "concat", split.outputs.index(value)) if width % 2 == 0 else None
+    return Half(source, "concat", split.outputs.index(value))
 
 
 def _read_slice(cut: ir.Node, width: int) -> Half | None:
@@ -51,8 +53,7 @@ def _read_slice(cut: ir.Node, width: int) -> Half | None:
     starts, ends, axes, steps = (
         None if each is None else fixed_integers(each) for each in (*cut.inputs, None, None)[1:5]
     )
-    known = rank(source)
-    if source is None or known is None or starts is None or ends is None or len(starts) != 1 or width % 2:
+    if source is None or starts is None or ends is None or len(starts) != 1 or dim(source, -1) != width or width % 2:
         return None
     if not is_last_axis((axes or [0])[0], source) or len(axes or [0]) != 1:
         return None

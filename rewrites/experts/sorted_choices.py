@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts.layer import entry, gathered
 from ort_moe.rewrites.experts.tokens import chosen, matrix
 from ort_moe.rewrites.fixed_lengths import fixed_integers
-from ort_moe.rewrites.growth.tabulate import tabulate
+from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     INDICES,
     RESHAPING,

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.computed_shapes import follow
 from ort_moe.rewrites.fixed_lengths import repeats
-from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     INDICES,
     RESHAPING,

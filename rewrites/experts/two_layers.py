@@ -141,6 +141,8 @@ def _read_layer(
     add = producer(rows, "Add")
     if add is None:
         product = read_product(rows)
+        if product is not None and product.bias is not None and product.bias.rows != product.weights.rows:
+            raise Refusal(f"{label(product.node)} adds no bias of the experts to their product", "experts-form")
         return product, None if product is None else product.bias
     left, right = operands(add)
     for value, other in ((left, right), (right, left)):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.finalize import experts_type
 from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
+from ort_moe.rewrites.experts.sums import experts_type
 from ort_moe.rewrites.experts.tokens import chosen, named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.growth.tabulate import tabulate
 from ort_moe.rewrites.router_node import Router, float32_initializer
 from ort_moe.rewrites.rule import Mismatch, Refusal, RouterRule, require, require_only_consumers, router
+from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import Array, constant, filling, is_same_shape_if_as_many, scalar_beside
 
 _BOUNDED_SCORES = ("softmax", "sigmoid", "sparse_mixer")

@@ -1,4 +1,4 @@
-"""The sum over a token's choices, and the type that it leaves in."""
+"""The sum over a token's choices or over all experts, and the type that it leaves in."""
 
 from __future__ import annotations
 
