@@ -30,8 +30,8 @@ _CODES_HEADER = """\
 <!-- Generated from ort_moe/reasons.py and docs/code_examples.py by `make docs`; edit them instead. -->
 
 `ort-moe explain MODEL` and the report of `ort-moe optimize` name one of these wherever a router was left alone or only
-partly fused. A code never changes its meaning. Each comes with a small model that produces it, in ONNX's text form;
-what is declared in it without a number is a weight.
+partly fused, or its experts were left. A code never changes its meaning. Each comes with a small model that produces
+it, in ONNX's text form; what is declared in it without a number is a weight.
 """
 
 
@@ -91,10 +91,9 @@ python -m benchmarks.experts --cycle --only 128/8 --tokens 1 --layers 4
 ```
 
 The names give the weights, with the size of their blocks where it varies, the rows' type, and E/K/H/I: experts, chosen,
-hidden and inner size. A run takes 1.4 GB on
-host and device for the experts of nvfp4 512/10/2560/640, which all layers share, and 1.7 GB more on the device for each
-QMoE node, which keeps a repacked copy of its own: 14 GB for 8 layers, 83 GB for a cycle of 48. All answers are held
-against each other, and ours against float64.
+hidden and inner size. A run takes 1.4 GB on host and device for the experts of nvfp4 512/10/2560/640, which all layers
+share, and 1.7 GB more on the device for each QMoE node, which keeps a repacked copy of its own: 14 GB for 8 layers,
+83 GB for a cycle of 48. All answers are held against each other, and ours against float64.
 """
 
 _STACK_HEADER = """\
