@@ -11,16 +11,14 @@ goes, in us:
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import timing
-from benchmarks.output import beside_peer, publish
+from benchmarks import command, timing
+from benchmarks.output import beside_peer
 from ort_moe import kernels
 from ort_moe.reference.finalize_routing import finalize_routing
 
@@ -140,22 +138,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--only", help="shapes whose name contains this")
-    args = parser.parse_args()
-    timing.require_gpu()
-    torch.manual_seed(0)
-    copy_gbps = timing.copy_bandwidth()
-    rows = [
-        measure(shape, tokens, copy_gbps)
-        for shape in SHAPES
-        if args.only is None or args.only in shape.name
-        for tokens in args.tokens
-    ]
-    environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
-    publish(rows, COLUMNS, environment, args.json)
+    command.run(command.parser(__doc__, TOKENS).parse_args(), SHAPES, measure, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,18 @@ Three times per shape, each in us per router:
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import timing
-from benchmarks.output import beside_peer, publish
+from benchmarks import command, timing
+from benchmarks.output import beside_peer
 from ort_moe import kernels
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.reference.fused_router import fused_router
@@ -324,24 +323,12 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--only", help="shapes whose name contains this")
+    parser = command.parser(__doc__, TOKENS)
     parser.add_argument("--maps", action="store_true", help="time routers that build the routing maps, not the others")
     parser.add_argument("--without-ort", action="store_true", help="time our launcher alone")
     args = parser.parse_args()
-    timing.require_gpu()
-    torch.manual_seed(0)
-    copy_gbps = timing.copy_bandwidth()
-    rows = [
-        measure(shape, tokens, copy_gbps, with_ort=not args.without_ort)
-        for shape in SHAPES
-        if shape.maps == args.maps and (args.only is None or args.only in shape.name)
-        for tokens in args.tokens
-    ]
-    environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)}
-    publish(rows, COLUMNS, environment, args.json)
+    shapes = [shape for shape in SHAPES if shape.maps == args.maps]
+    rows = command.run(args, shapes, partial(measure, with_ort=not args.without_ort), COLUMNS)
     ratios = [row["ratio_to_peer"] for row in rows if row["ratio_to_peer"] is not None]
     if ratios:
         print(f"times in us per router; ours/peer: geometric mean {math.prod(ratios) ** (1 / len(ratios)):.2f}")

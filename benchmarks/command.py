@@ -1,0 +1,67 @@
+"""The command that benchmarks of one kernel share: every shape at every number of tokens, one table, one JSON file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from benchmarks import timing
+from benchmarks.output import publish
+
+
+class Named(Protocol):
+    """A shape of a benchmark."""
+
+    @property
+    def name(self) -> str: ...
+
+
+S = TypeVar("S", bound=Named)
+
+
+def parser(doc: str | None, tokens: Sequence[int]) -> argparse.ArgumentParser:
+    """The options that all have.
+
+    Args:
+        doc: The module's docstring; its first line tells what is compared.
+        tokens: The numbers of tokens unless others are asked for.
+    """
+    options = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    options.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    options.add_argument("--tokens", type=int, nargs="+", default=tokens)
+    options.add_argument("--only", help="shapes whose name contains this")
+    return options
+
+
+def run(
+    args: argparse.Namespace,
+    shapes: Iterable[S],
+    measure: Callable[[S, int, float], dict[str, Any]],
+    columns: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """Measures, prints and writes.
+
+    Args:
+        args: What `parser` made of the command line.
+        shapes: All, of which `--only` may choose.
+        measure: One row, of a shape, a number of tokens and the bandwidth of a large copy in GB/s.
+        columns: Keys of the rows by heading, the row's name first.
+
+    Returns:
+        The rows.
+    """
+    timing.require_gpu()
+    torch.manual_seed(0)
+    copy_gbps = timing.copy_bandwidth()
+    rows = [
+        measure(shape, tokens, copy_gbps)
+        for shape in shapes
+        if args.only is None or args.only in shape.name
+        for tokens in args.tokens
+    ]
+    publish(rows, columns, timing.environment() | {"copy_gbps": round(copy_gbps, 1)}, args.json)
+    return rows
