@@ -218,12 +218,9 @@ def check(layer: Nvfp4, name: str = "weights") -> None:
     """
     _check_scales(layer.scales, name)
     experts, rows, blocks = layer.scales.shape
-    expected = (experts, rows, blocks * BLOCK // 2)
-    if layer.weights.dtype != np.uint8 or layer.weights.shape != expected:
-        raise ValueError(
-            f"nvfp4: '{name}' must be uint8 of shape (E, N, D / 2) = {expected} to go with scales of shape "
-            f"{layer.scales.shape}, but is {layer.weights.dtype} of shape {layer.weights.shape}"
-        )
+    checks.check_part(
+        "nvfp4", f"'{name}'", layer.weights, np.uint8, (experts, rows, blocks * BLOCK // 2), "(E, N, D / 2)"
+    )
     checks.check_global_scale("nvfp4", name, layer.global_scale, experts)
 
 

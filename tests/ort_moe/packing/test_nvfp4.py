@@ -128,7 +128,7 @@ LAYER = nvfp4.quantize(random_weights((2, 4, 32)))
             lambda: nvfp4.check(LAYER._replace(weights=LAYER.weights[..., :8])),
             r"'weights' must be uint8 of shape .*\(2, 4, 16\)",
         ),
-        (lambda: nvfp4.check(LAYER._replace(weights=LAYER.weights.view(np.int8))), "but is int8"),
+        (lambda: nvfp4.check(LAYER._replace(weights=LAYER.weights.view(np.int8))), "but came as int8"),
         (
             lambda: nvfp4.check(LAYER._replace(scales=LAYER.scales.view(np.uint8))),
             "scales of 'weights' must be float8_e4m3fn",
