@@ -4,7 +4,8 @@
 // nothing global and reads nothing but its parameters. AllowNext() may come first: the next kernel's own wait still
 // holds it until this one has finished and its writes are visible. One exception: where the kernel before is known to
 // call AllowNext() behind its own wait, all that was written ahead of that one is complete and may be read. So FC2 of
-// FusedExperts, which follows FC1, reads weights and routing early, and FinalizeRouting does with routing_settled.
+// FusedExperts, which follows FC1, reads weights and routing early, FinalizeRouting does with routing_settled, and the
+// rows of PermuteTokens behind its maps read x.
 //
 // The environment's ORT_MOE_PDL=0, read once, turns the overlap off: results are the same.
 #pragma once
