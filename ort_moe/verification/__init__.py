@@ -6,6 +6,6 @@
 
 from ort_moe.verification.comparison import verify
 from ort_moe.verification.result import ShapeCheck, Verification
-from ort_moe.verification.router_check import SiteCheck
+from ort_moe.verification.site import SiteCheck
 
 __all__ = ["ShapeCheck", "SiteCheck", "Verification", "verify"]

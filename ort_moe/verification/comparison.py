@@ -18,17 +18,10 @@ from ort_moe.ops import DOMAIN
 from ort_moe.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.experts_check import ExpertsSite, check_experts, find_experts
 from ort_moe.verification.result import ShapeCheck, Verification
-from ort_moe.verification.router_check import (
-    RouterSite,
-    SiteCheck,
-    check_site,
-    choice,
-    compare_routing,
-    find_sites,
-    has_body,
-)
+from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
 from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
+from ort_moe.verification.site import SiteCheck, has_body
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
 if TYPE_CHECKING:

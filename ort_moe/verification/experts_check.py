@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
-from ort_moe.verification.router_check import SiteCheck, has_body, named_alike
-from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
+from ort_moe.verification.runnable_model import Run, RunnableModel
+from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, ways_to_run
 from ort_moe.verification.tolerance import coarsest, relative_difference
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ExpertsSite:
 
 def find_experts(original: ir.Model, optimized: ir.Model) -> list[ExpertsSite | SiteCheck]:
     """The nodes in graph order; a skipped check in place of those whose values have not kept their names."""
-    known = {value.name for node in original.graph for value in node.outputs} | {v.name for v in original.graph.inputs}
+    known = names_in(original)
     sites: list[ExpertsSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
         if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name):
@@ -106,20 +106,18 @@ def check_experts(
         optimized: Where the node and its function body are taken from.
         libraries: For each, the node runs: True by our kernels, False by its function body, if it has one.
     """
-    ways = [with_library for with_library in libraries if with_library or has_body(site.node, optimized.model)]
+    ways = ways_to_run(site.node, optimized.model, libraries)
     if not ways:
-        detail = "it has no function body, and our library is not there"
-        return SiteCheck(site.name, "skipped", detail=detail, what=WHAT)
+        return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE, what=WHAT)
     rows, largest = 0, 0.0
-    for with_library in ways:
-        how = "our kernel" if with_library else "its function body"
+    for with_library, how in ways.items():
         rows = 0
         run: Run | None = None
         for values in captured:
             feeds, expected = _call(site, values, None if with_library else _MOST_ROWS_BY_BODY)
             tolerance = coarsest({str(expected.dtype), str(values[site.fed["weights"]].dtype)}).experts
             try:
-                run = run or _one_node_session(site, feeds, optimized, with_library)
+                run = run or _run_alone(site, feeds, optimized, with_library)
                 got = run(feeds)["y"]
             except ModelError as error:
                 return SiteCheck(site.name, "failed", rows, 0, largest, f"by {how}: {error}", WHAT)
@@ -154,39 +152,12 @@ def _width(site: ExpertsSite, name: str, array: Any) -> int:
     return width if isinstance(width, int) else int(array.shape[-1])
 
 
-def _one_node_session(site: ExpertsSite, feeds: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
-    """A session of a model that holds the node, its weights and its function, and nothing else."""
+def _run_alone(site: ExpertsSite, feeds: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
     import onnx_ir as ir
 
-    model = optimized.model
-    inputs: list[ir.Value | None] = []
-    initializers: dict[ir.Value, ir.Value] = {}
-    fed: list[ir.Value] = []
-    for name, value in zip(_INPUTS, site.node.inputs, strict=False):
-        if value is None:
-            inputs.append(None)
-        elif name in site.fed:
-            dtype = ir.DataType.from_numpy(feeds[name].dtype)
-            fed.append(ir.Value(name=name, type=ir.TensorType(dtype)))
-            inputs.append(fed[-1])
-        else:
-            copy = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-            inputs.append(initializers.setdefault(value, copy))
-    assert fed[0].type is not None
-    y = ir.Value(name="y", type=fed[0].type)
-    node = ir.Node(
-        DOMAIN,
-        site.node.op_type,
-        inputs,
-        site.node.attributes.values(),
-        overload=site.node.overload,
-        outputs=[y],
-        name=site.name,
-    )
-    graph = ir.Graph(
-        fed, [y], nodes=[node], initializers=[*initializers.values()], opset_imports=model.opset_imports, name="site"
-    )
-    functions = [f for key, f in model.functions.items() if key == node.op_identifier()]
-    alone = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
-    folder = optimized.data_folder
-    return open_session(alone, f"the node '{site.name}' by itself", with_library=with_library, data_folder=folder)
+    types = {name: ir.DataType.from_numpy(array.dtype) for name, array in feeds.items()}
+
+    def feed(place: int, _: ir.Value) -> tuple[str, ir.DataType]:
+        return _INPUTS[place], types[_INPUTS[place]]
+
+    return run_alone(site.node, site.name, feed, {"y": types["x"]}, optimized, with_library)

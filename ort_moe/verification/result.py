@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.printable import Printable, table
-from ort_moe.verification.router_check import SiteCheck, Status
 from ort_moe.verification.sample_inputs import Shape
+from ort_moe.verification.site import SiteCheck, Status
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

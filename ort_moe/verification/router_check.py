@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_ROUTER
-from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
+from ort_moe.verification.runnable_model import Run, RunnableModel
+from ort_moe.verification.site import (
+    RUNS_NOWHERE,
+    SiteCheck,
+    has_body,
+    named_alike,
+    names_in,
+    run_alone,
+    ways_to_run,
+)
 from ort_moe.verification.tolerance import Tolerance, by_expert, coarsest, favoured, relative_difference
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
-
-Status = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -58,32 +65,9 @@ class RouterSite:
         return (np.ones(indices.shape, np.float32) if self.weights is None else weights), indices
 
 
-@dataclass(frozen=True)
-class SiteCheck:
-    """The outcome for one node.
-
-    Attributes:
-        node: Its name.
-        status: `skipped` where its values could not be found in the original.
-        rows: Rows compared.
-        near_ties: Of these, rows in which the original chose otherwise among experts too close to tell apart.
-        difference: Largest difference of the weights, relative to the largest weight.
-        detail: Why it failed or was skipped.
-        what: What kind of node it is, in words.
-    """
-
-    node: str
-    status: Status
-    rows: int = 0
-    near_ties: int = 0
-    difference: float = 0.0
-    detail: str = ""
-    what: str = "router"
-
-
 def find_sites(original: ir.Model, optimized: ir.Model) -> list[RouterSite | SiteCheck]:
     """The fused nodes in graph order; a skipped check in place of those whose values have not kept their names."""
-    known = {value.name for node in original.graph for value in node.outputs} | {v.name for v in original.graph.inputs}
+    known = names_in(original)
     sites: list[RouterSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
         if node.domain != DOMAIN or node.op_type != FUSED_ROUTER.name:
@@ -112,21 +96,6 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite 
     return RouterSite(node, logits.name or "", weights, indices, tuple(value.name or "" for value in computed))
 
 
-def named_alike(value: ir.Value, known: set[str | None]) -> str | None:
-    """Name of the value, or of one that it is cast to, that the original has too."""
-    if value.name in known:
-        return value.name
-    for user in value.consumers():
-        if user.op_type == "Cast" and (found := named_alike(user.outputs[0], known)) is not None:
-            return found
-    return None
-
-
-def has_body(node: ir.Node, model: ir.Model) -> bool:
-    """Whether a node of ours comes with the function that runs where our library is not registered."""
-    return node.op_identifier() in model.functions
-
-
 def check_site(
     site: RouterSite, captured: Sequence[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
 ) -> SiteCheck:
@@ -140,16 +109,15 @@ def check_site(
     """
     largest = 0.0
     rows = near_ties = 0
-    ways = [with_library for with_library in libraries if with_library or has_body(site.node, optimized.model)]
+    ways = ways_to_run(site.node, optimized.model, libraries)
     if not ways:
-        return SiteCheck(site.name, "skipped", detail="it has no function body, and our library is not there")
-    for with_library in ways:
-        how = "our kernel" if with_library else "its function body"
+        return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE)
+    for with_library, how in ways.items():
         rows = near_ties = 0
         run: Run | None = None
         for values in captured:
             try:
-                run = run or _one_node_session(site, values, optimized, with_library)
+                run = run or _run_alone(site, values, optimized, with_library)
                 compared = _compare(site, values, run)
             except ModelError as error:
                 return SiteCheck(site.name, "failed", rows, near_ties, largest, f"by {how}: {error}")
@@ -166,7 +134,7 @@ def check_site(
 
 def choice(site: RouterSite, values: Mapping[str, Any], optimized: RunnableModel) -> Any:
     """Indices (R, K) that the node alone, by its function body if it has one, makes of these values."""
-    run = _one_node_session(site, values, optimized, not has_body(site.node, optimized.model))
+    run = _run_alone(site, values, optimized, not has_body(site.node, optimized.model))
     indices = run({name: values[name] for name in (site.logits, *site.computed)})["indices"]
     return indices.reshape(-1, indices.shape[-1])
 
@@ -255,43 +223,12 @@ def _rows(array: Any) -> Any:
     return array.reshape(-1, array.shape[-1])
 
 
-def _one_node_session(
-    site: RouterSite, captured: Mapping[str, Any], optimized: RunnableModel, with_library: bool
-) -> Run:
-    """A session of a model that holds the node, its constants and its function, and nothing else."""
+def _run_alone(site: RouterSite, captured: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
     import onnx_ir as ir
 
-    inputs: list[ir.Value | None] = []
-    initializers, fed = [], []
-    for value in site.node.inputs:
-        if value is None:
-            inputs.append(None)
-            continue
-        if value.const_value is not None:
-            copy = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-            initializers.append(copy)
-        else:
-            dtype = ir.DataType.from_numpy(captured[value.name or ""].dtype)
-            copy = ir.Value(name=value.name, type=ir.TensorType(dtype))
-            fed.append(copy)
-        inputs.append(copy)
-    outputs = [
-        ir.Value(name="weights", type=ir.TensorType(ir.DataType.FLOAT)),
-        ir.Value(name="indices", type=ir.TensorType(ir.DataType.INT32)),
-    ]
-    node = ir.Node(
-        DOMAIN,
-        site.node.op_type,
-        inputs,
-        site.node.attributes.values(),
-        overload=site.node.overload,
-        outputs=outputs,
-        name=site.name,
-    )
-    model = optimized.model
-    graph = ir.Graph(
-        fed, outputs, nodes=[node], initializers=initializers, opset_imports=model.opset_imports, name="site"
-    )
-    functions = [f for key, f in model.functions.items() if key == node.op_identifier()]
-    alone = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
-    return open_session(alone, f"the node '{site.name}' by itself", with_library=with_library)
+    def feed(_: int, value: ir.Value) -> tuple[str, ir.DataType]:
+        name = value.name or ""
+        return name, ir.DataType.from_numpy(captured[name].dtype)
+
+    outputs = {"weights": ir.DataType.FLOAT, "indices": ir.DataType.INT32}
+    return run_alone(site.node, site.name, feed, outputs, optimized, with_library)
