@@ -25,8 +25,8 @@ from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
 from ort_moe.rewrites.experts import fuse_experts
-from ort_moe.rewrites.experts.node import is_experts
-from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts
+from ort_moe.rewrites.experts.node import is_experts, read_routers
+from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
@@ -112,11 +112,15 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     before = fingerprint(model.graph)
 
     engine = Engine(chosen)
-    records.extend(engine.run(model))
-
+    grown = engine.run(model)
     fusion = fuse_experts(model, chosen)
     if fusion.fused:
+        imports[DOMAIN] = VERSION
         put_in_order(model)
+    if any(follows_plain_choice(node) for node in fusion.fused):
+        grown = engine.run(model)  # a choice that was not seen to be of experts is now
+        read_routers(fusion.fused)
+    records.extend(grown)
     records.extend(PassRecord(name, applied, fusion.seconds[name]) for name, applied in fusion.applied.items())
 
     sites = collect_sites(model, engine.by_root, engine.seeding)

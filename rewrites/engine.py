@@ -124,7 +124,7 @@ class Engine:
     that the time it takes does not depend on the size of the model.
 
     Attributes:
-        seeding: What the seeds refused in the run.
+        seeding: What the seeds refused in the last run.
     """
 
     def __init__(self, chosen: Collection[str]) -> None:
@@ -136,7 +136,8 @@ class Engine:
         self._before = self._compile(_BEFORE_CHOICE)
 
     def run(self, model: ir.Model) -> tuple[PassRecord, ...]:
-        """Seed and grow every router of the model, in place; records in the order of the first application."""
+        """Seed and grow every router of the model, in place; records of all runs in the order of first application."""
+        self.seeding = RefusalLog()
         self._model, self._names = model, Names(model.graph)
         self._seed()
         routers: list[ir.Node | None] = [node for node in model.graph.all_nodes() if is_router(node)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
-from ort_moe.rewrites.values import consumers, dim, is_op, label, rank
+from ort_moe.rewrites.values import INDICES, consumers, dim, is_op, label, rank, through_casts
 
 FORM = f"{DOMAIN}.form"
 """Key in a node's `metadata_props`: the rule that made it. It stays in the optimised model."""
@@ -228,6 +229,21 @@ def _outsiders(product: ir.Node, dying: set[ir.Node], y: ir.Value) -> list[ir.No
                     seen.add(user)
                     ahead.append(user)
     return list(found)
+
+
+def read_routers(nodes: Iterable[ir.Node]) -> None:
+    """Let FusedExperts read what a FusedRouter makes, where that has come to stand before casts back and forth."""
+    place = [tensor.name for tensor in FUSED_EXPERTS.inputs].index("indices")
+    for node in nodes:
+        indices, graph = node.inputs[place], node.graph
+        assert indices is not None
+        source, cast = through_casts(indices, INDICES), indices.producer()
+        if source is indices or source.dtype != indices.dtype or cast is None or not isinstance(graph, ir.Graph):
+            continue
+        kept = _cast_names(source)
+        node.replace_input_with(place, source)
+        discard(cast)
+        _take_name(source, kept, graph)
 
 
 def _cast_names(value: ir.Value) -> str | None:

@@ -101,6 +101,12 @@ def _choice(node: ir.Node) -> ir.Node | None:
     return None if found is None else found[0].producer()
 
 
+def follows_plain_choice(node: ir.Node) -> bool:
+    """Whether no FusedRouter makes the choice of a FusedExperts."""
+    choice = _choice(node)
+    return choice is not None and not is_router(choice)
+
+
 def _whole(node: ir.Node) -> ExpertsSite:
     given = dict(zip(_INPUTS, node.inputs, strict=False))
     attributes: dict[str, AttributeValue] = {name: attribute.value for name, attribute in node.attributes.items()}
