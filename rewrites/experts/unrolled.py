@@ -16,10 +16,12 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
 from ort_moe.rewrites.experts.sums import experts_type
-from ort_moe.rewrites.experts.tokens import chosen, named, plain, require_as_many, require_choices, require_range
+from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
+    INDICES,
+    RESHAPING,
     constant,
     consumers,
     dim,
@@ -33,6 +35,7 @@ from ort_moe.rewrites.values import (
     reduces_last_axis,
     scalar,
     through,
+    through_casts,
 )
 
 RULE = RuleInfo(
@@ -62,9 +65,9 @@ def read(node: ir.Node) -> ExpertsBlock:
         Refusal: They are nothing that FusedExperts computes.
     """
     last = next((term for value in operands(node)[::-1] if (term := _term(value)) is not None), None)
-    if last is None or _goes_on(node, chosen(last.ids)):
+    if last is None or _goes_on(node, _chosen(last.ids)):
         raise Mismatch
-    ids = chosen(last.ids)
+    ids = _chosen(last.ids)
     found, residual = _terms(node, ids)
     terms = sorted(found, key=lambda term: term.expert)
     first = terms[0]
@@ -84,6 +87,8 @@ def read(node: ir.Node) -> ExpertsBlock:
     if k is None:
         raise Refusal(f"the number of choices in {named(ids)} is not fixed", "experts-form")
     require_choices(ids, mix, k)
+    if any(dim(view, -1) != k for term in terms for view in (term.ids, term.weights)):
+        raise Refusal(f"{named(first.rows)} is not weighed by all {k} choices of a token at once", "experts-form")
     require_range(ids, len(terms))
     require_as_many(mix, ids, "the weights")
     require_as_many(x, ids, "the rows")
@@ -156,11 +161,16 @@ def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
             continue
         for ids, number in (operands(equal), operands(equal)[::-1]):
             expert = scalar(number)
-            if expert is None or constant(ids) is not None or choice not in (None, chosen(ids)):
+            if expert is None or not expert.is_integer() or constant(ids) is not None:
                 continue
-            if rank(number) in (0, 1):
+            if choice in (None, _chosen(ids)) and rank(number) in (0, 1):
                 return _Term(int(expert), rows, ids, weights)
     return None
+
+
+def _chosen(ids: ir.Value) -> ir.Value:
+    """The choices (..., K) that indices are a view of, which float32 holds as they are."""
+    return through_casts(ids, {*INDICES, ir.DataType.FLOAT}, RESHAPING)
 
 
 def _width(rows: ir.Value) -> int:

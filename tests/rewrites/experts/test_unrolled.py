@@ -12,7 +12,7 @@ import pytest
 from ort_moe.rewrites import rewrite
 from tests.rewrites import synthetic
 from tests.rewrites.blocks import EXPERTS, HIDDEN, cpu_session
-from tests.rewrites.experts.experts_models import INNER, Experts, assert_fuses, assert_stays, fuse
+from tests.rewrites.experts.experts_models import INNER, ROUTER, Experts, assert_fuses, assert_stays, fuse
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Any] = {
@@ -160,11 +160,57 @@ def test_weights_cut_to_integers_are_others() -> None:
     assert_stays(unrolled(share=cut), "experts-form", "ends in no form of experts that is known")
 
 
+def by_float(e: int) -> str:
+    return f"\n ids_float{e} = Cast <to = 1> (ids)" + by_product(e).replace("(ids,", f"(ids_float{e},")
+
+
+def floats(**others: float) -> dict[str, Any]:
+    numbers = {f"number{e}": np.array(e, np.float32) for e in range(EXPERTS)}
+    return {**WEIGHTS, **numbers, **{name: np.array(number, np.float32) for name, number in others.items()}}
+
+
+def test_compared_as_floats() -> None:
+    assert_fuses(unrolled(share=by_float, constants=floats()), {"activation": "silu"})
+
+
+@pytest.mark.parametrize("number", [3.5, np.inf])
+def test_compared_with_no_expert(number: float) -> None:
+    experts = unrolled(share=by_float, constants=floats(number3=number))
+    assert_stays(experts, "experts-form", "adds up other experts than each of some once")
+
+
+def test_experts_tell_that_a_choice_is_a_router() -> None:
+    """No linear layer makes what is ranked: the comparisons alone are too weak a sign."""
+    router = "\n other = Sin (logits)" + ROUTER.replace("(logits)", "(other)")
+    model = assert_fuses(unrolled(router=router), {"activation": "silu"})
+    assert [node.op_type for node in model.graph] == ["MatMul", "Sin", "FusedRouter", "FusedExperts"]
+
+
+def test_choices_one_a_row_are_others() -> None:
+    """(T * K, 1) instead of (T, K), which a single token's row is spread over."""
+    apart = "\n apart_ids = Reshape (ids, column_shape)\n apart_weights = Reshape (weights, column_shape)"
+
+    def share(e: int) -> str:
+        return by_product(e).replace("(ids,", "(apart_ids,").replace("(weights,", "(apart_weights,")
+
+    experts = unrolled(share=share, router=ROUTER + apart, constants={**WEIGHTS, "column_shape": np.array([-1, 1])})
+    site, _ = fuse(experts.model())
+    (finding,) = site.findings
+    assert (site.status, finding.reason.slug) == ("left", "experts-form")
+    assert "is not weighed by all 2 choices" in finding.detail
+
+
 def other(expert: Callable[[int], str], place: int, old: str, new: str) -> Callable[[int], str]:
     return lambda e: expert(e).replace(old, new) if e == place else expert(e)
 
 
 STAYING = {
+    "a bias of one number": (
+        unrolled(lambda e: plain(e).replace(f"MatMul (x, gate{e})", f"Gemm (x, gate{e}, one_float)"),
+                 constants={**WEIGHTS, "one_float": np.ones(1, np.float32)}),
+        "experts-form",
+        "adds no bias of the experts to their product",
+    ),
     "some experts": (unrolled(order=range(EXPERTS - 1)), "experts-mismatch", "there are 7 experts, but"),
     "one expert twice": (unrolled(other(plain, 3, "gate3", "gate2")), None, None),
     "another activation": (unrolled(other(plain, 3, "Relu", "Sigmoid")), "experts-activation", "it is made of sigmoid"),
