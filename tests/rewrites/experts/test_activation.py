@@ -211,6 +211,18 @@ def test_halves_of_two_layouts() -> None:
     assert_stays(experts(text), "experts-form", "is not the first half")
 
 
+def test_halves_of_a_view_are_others() -> None:
+    """Of (R, I, 2) a split over the last axis takes the even and the odd elements."""
+    text = f"""pairs = Reshape (made1, pair_shape)
+        g0, u0 = Split <axis = -1, num_outputs = 2> (pairs)
+        g = Squeeze (g0, minus1)
+        u = Squeeze (u0, minus1)
+        {ACTIVATIONS["silu"][0]}
+        active = Mul (u, a)"""
+    pairs = Experts(activation=f"\n{text}", constants={"pair_shape": np.array([-1, INNER, 2], np.int64)})
+    assert_stays(pairs, "experts-form", "is no product with the chosen experts' weights")
+
+
 def test_a_rounding_in_between_stays() -> None:
     """A float32 layer whose rows go through half precision is another one."""
     rounded = FC1.replace("made1 =", "exact1 =") + "\n low1 = Cast <to = 10> (exact1)\n made1 = Cast <to = 1> (low1)"
