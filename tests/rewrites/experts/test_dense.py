@@ -50,7 +50,6 @@ ON_OUTPUT = changed(
     sum="\n y = ReduceSum <keepdims = 0> (weighted, zero)",
 )
 
-BIASES = {"fc1": "\n bare1 = MatMul (rows, fc1)\n made1 = Add (bare1, row1)"}
 BIAS_ROWS = "\n row1 = Unsqueeze (bias1, one)\n row2 = Unsqueeze (bias2, one)"
 
 
