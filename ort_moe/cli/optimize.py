@@ -46,7 +46,7 @@ def optimize(
     ] = "keep",
     force: Annotated[bool, typer.Option("--force", help="Allow the output to be the input.")] = False,
 ) -> None:
-    """Fuse the routers of a model, and the experts behind them, and prove the answer the same."""
+    """Fuse routers and their experts, and prove the answer the same."""
     if output is None and not dry_run:
         raise typer.BadParameter("an output is needed, or --dry-run", param_hint="-o")
     if rules is not None and skip is not None:

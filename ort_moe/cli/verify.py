@@ -29,7 +29,8 @@ def verify(
 ) -> None:
     """Compare two models on random inputs.
 
-    Router by router on the original's own values, then end to end at several shapes, and twice for the same bits.
+    Each router and each layer of experts on the original's own values, then end to end at several shapes, and twice for
+    the same bits.
     """
     from ort_moe.session import CPU, CUDA
     from ort_moe.verification import verify as run

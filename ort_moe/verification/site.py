@@ -27,7 +27,7 @@ class SiteCheck:
         status: `skipped` where its values could not be found in the original.
         rows: Rows compared.
         near_ties: Of these, rows in which the original chose otherwise among experts too close to tell apart.
-        difference: Largest difference of the weights, relative to the largest weight.
+        difference: Largest difference of a router's weights or of the experts' rows, relative to the largest of them.
         detail: Why it failed or was skipped.
         what: What kind of node it is, in words.
     """
