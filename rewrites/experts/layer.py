@@ -15,6 +15,7 @@ from ort_moe.rewrites.values import (
     RESHAPING,
     Array,
     axes,
+    constant,
     dim,
     integer,
     integers,
@@ -130,10 +131,10 @@ def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
     joined = _joined(value)
     if joined is not None:
         return read_matrices(joined, transposed=transposed != swapped)
-    constant = _constant(value)
-    if rank(constant) != 3:
+    matrices = _constant(value)
+    if rank(matrices) != 3:
         raise Mismatch
-    return Stack((Part((constant,), transposed != swapped),))
+    return Stack((Part((matrices,), transposed != swapped),))
 
 
 def read_bias(value: ir.Value | None) -> Stack:
@@ -142,11 +143,11 @@ def read_bias(value: ir.Value | None) -> Stack:
     Raises:
         Refusal: It is no constant (E, N) of floating-point numbers.
     """
-    constant = _constant(value)
-    if rank(constant) != 2:
-        sentence = f"the experts' bias '{constant.name}' has rank {rank(constant)}, expected 2"
+    rows = _constant(value)
+    if rank(rows) != 2:
+        sentence = f"the experts' bias '{rows.name}' has rank {rank(rows)}, expected 2"
         raise Refusal(sentence, "experts-form")
-    return Stack((Part((constant,)),))
+    return Stack((Part((rows,)),))
 
 
 def read_matrices(values: Sequence[ir.Value | None], *, transposed: bool) -> Stack:
@@ -229,10 +230,18 @@ def entry(value: ir.Value, whole: int) -> tuple[ir.Value, int] | None:
     if node.op_type == "Gather":
         place = scalar(node.inputs[1])
         return None if place is None or place < 0 else (source, int(place))
-    sizes = [1] * len(node.outputs)
-    if len(node.inputs) > 1 and node.inputs[1] is not None and fixed_integers(node.inputs[1]) != sizes:
+    if dim(source, 0) != len(node.outputs) or not _are_ones(node.inputs[1] if len(node.inputs) > 1 else None):
         return None
-    return (source, node.outputs.index(value)) if dim(source, 0) == len(sizes) else None
+    return source, node.outputs.index(value)
+
+
+def _are_ones(sizes: ir.Value | None) -> bool:
+    """Whether a Split of as many outputs as entries makes one of each: the sizes are left out, or all 1."""
+    if sizes is None:
+        return True
+    array = constant(sizes)  # of any number of experts; what is computed is followed for few
+    known = fixed_integers(sizes) if array is None else array.tolist()
+    return known is not None and set(known) == {1}
 
 
 def _constant(value: ir.Value | None) -> ir.Value:
