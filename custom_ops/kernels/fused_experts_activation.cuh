@@ -1,4 +1,5 @@
-// Activations of FusedExperts in float32, chosen at run time: a block computes a few hundred of them at most.
+// Activations of FusedExperts in float32, chosen at run time: for few tokens a block computes a few hundred of them at
+// most, and for many the grouped product has a silu of its own.
 #pragma once
 
 #include "kernels/float_math.h"

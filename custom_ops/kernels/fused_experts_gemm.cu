@@ -1,3 +1,5 @@
+// The host's side of FusedExperts' grouped product on Hopper (fused_experts_gemm_kernel.cuh): which calls it takes, the
+// tensor maps by which weights are copied, and how high token tiles and how deep rings are.
 #include "kernels/fused_experts_gemm.h"
 
 #include <algorithm>
