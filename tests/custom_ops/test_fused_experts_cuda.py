@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 HALVES = ("float16", "bfloat16")
 FAST = ("dense", "nvfp4")
-"""Formats with kernels for tensor cores."""
+"""Formats with kernels for tensor cores on every GPU, and of their own for few tokens."""
 
 
 # --- Against float64 ---
