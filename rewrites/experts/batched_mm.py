@@ -64,7 +64,7 @@ def read(node: ir.Node) -> ExpertsBlock:
     require_range(ids, layers.first.weights.experts)
     if rank(column) != 2 or k == 1:
         require_as_many(mix, ids, "the weights")
-    if k == 1:  # a single row would be spread over all others
+    if k == 1 or layers.first.spread:  # a single row would be spread over all others
         require_as_many(x, ids, "the rows")
     attributes = {**layers.attributes, "weight_on": "output" if weights is not None else "input"}
     return ExpertsBlock(rounded_sum(node.outputs[0], dtype), x, mix, ids, layers.fc1, layers.fc2, attributes)

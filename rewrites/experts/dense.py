@@ -87,8 +87,7 @@ def read(node: ir.Node) -> ExpertsBlock:
     require_choices(ids, mix, k)
     require_range(ids, experts, distinct=True)
     require_as_many(mix, ids, "the weights")
-    if experts == 1:  # a single row would be spread over all others
-        require_as_many(x, ids, "the rows")
+    require_as_many(x, ids, "the rows")
     attributes = {**layers.attributes, "weight_on": "output" if on_output else "input"}
     return ExpertsBlock(rounded_sum(node.outputs[0], dtype), x, mix, ids, layers.fc1, layers.fc2, attributes)
 

@@ -154,7 +154,16 @@ def _read_layer(
             product.bias is not None
             or bias is None
             or (bias.experts, bias.rows) != (product.weights.experts, product.weights.rows)
+            or not _keeps_shape(value, other)
         ):
             raise Refusal(f"{label(add)} adds no bias of the experts to their product", "experts-form")
         return product, bias
     return None, None
+
+
+def _keeps_shape(value: ir.Value, added: ir.Value) -> bool:
+    """Whether a value is not spread over any axis of what is added to it."""
+    known, axes = rank(value), rank(added)
+    if known is None or axes is None or axes > known:
+        return False
+    return all(dim(value, -axis) != 1 or dim(added, -axis) == 1 for axis in range(1, axes + 1))

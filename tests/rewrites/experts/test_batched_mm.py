@@ -324,6 +324,13 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
         "expert-weights-shared",
         "'fc1' would have to be copied: they are also read by Gather",
     ),
+    "one row for all tokens": (
+        replace(FORMS["spread"], fc1="\n mean = ReduceMean <keepdims = 1> (x, zero)"
+                + FORMS["spread"].fc1.replace("(x,", "(mean,"),
+                constants={**FORMS["spread"].constants, "zero": np.array([0], np.int64)}),
+        "experts-form",
+        "the rows 'mean' may be others than the tokens of",
+    ),
     "no weights": (Experts(weigh="", sum=SUM.replace("weighted", "made2")), "experts-form", "weighed nowhere"),
 }  # fmt: skip
 
@@ -332,6 +339,28 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
 def test_refused(case: str) -> None:
     experts, reason, sentence = STAYING[case]
     assert_stays(experts, reason, sentence)
+
+
+def test_a_bias_that_all_rows_are_added_to() -> None:
+    """(R, H) instead of (R, 1, H): each of R * R rows is another sum, which no weights behind them would take."""
+    weighed = WEIGH.replace("Mul (made2,", "Mul (rows,").replace("weighted =", "weighed_rows =")
+    experts = Experts(
+        repeat=REPEAT + weighed,
+        fc1=FC1.replace("(rows,", "(weighed_rows,"),
+        fc2="""
+            matrices2 = Gather <axis = 0> (fc2, list)
+            row2 = Unsqueeze (active, one)
+            product2 = MatMul (row2, matrices2)
+            bias_rows = Gather (bias2, list)
+            made2 = Add (product2, bias_rows)""",
+        weigh="",
+        sum=SUM.replace("weighted", "made2"),
+        constants={"fc2": TRANSPOSED["fc2"]},
+    )
+    site, _ = fuse(experts.model())
+    (finding,) = site.findings
+    assert (site.status, finding.reason.slug) == ("left", "experts-form")
+    assert "adds no bias of the experts to their product" in finding.detail
 
 
 def test_fewer_experts_than_the_router_chooses_among() -> None:

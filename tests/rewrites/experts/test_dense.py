@@ -77,6 +77,11 @@ def test_biases_behind_which_weights_stand() -> None:
 
 
 STAYING = {
+    "the last row for all tokens": (
+        changed(ON_OUTPUT, fc1="\n last = Slice (x, minus1, end, zero)\n made1 = MatMul (last, fc1)",
+                constants={"end": np.array([2**62], np.int64)}),
+        "the rows 'last' may be others than the tokens of",
+    ),
     "a bias that all experts add": (
         changed(repeat=BIAS_ROWS + ON_INPUT.repeat, fc1="\n bare1 = MatMul (rows, fc1)\n made1 = Add (bare1, row1)"),
         "experts that are not chosen add their bias",
