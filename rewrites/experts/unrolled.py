@@ -97,6 +97,8 @@ def read(node: ir.Node) -> ExpertsBlock:
         raise Refusal(f"the sum {named(y)} is {y.dtype}, not the experts' {dtype}", "experts-form")
     if residual is not None and (residual.dtype != dtype or may_spread(residual, y)):
         raise Refusal(f"{named(residual)}, to which the experts are added, is of another type or shape", "experts-form")
+    if residual is not None:
+        require_as_many(residual, x, "the rows to which the experts are added,")
     fc1, fc2 = _joined([each.fc1 for each in layers]), _joined([each.fc2 for each in layers])
     attributes = {**layers[0].attributes, "weight_on": "output"}
     return ExpertsBlock(y, x, mix, ids, fc1, fc2, attributes, residual)

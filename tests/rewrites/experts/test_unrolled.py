@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,13 @@ def test_added_to_one_row_for_all() -> None:
     onto = unrolled().sum.replace("(zeros, term0)", "(row, term0)")
     row = {**WEIGHTS, "row": np.ones((1, HIDDEN), np.float32)}
     assert_stays(unrolled(sum=onto, constants=row), "experts-form", "is of another type or shape")
+
+
+def test_added_to_the_last_row_for_all() -> None:
+    start = "\n last = Slice (x, minus1, end, zero)"
+    experts = unrolled(constants={**WEIGHTS, "end": np.array([2**62], np.int64), "zero": np.array([0], np.int64)})
+    experts = replace(experts, sum=start + experts.sum.replace("(zeros,", "(last,"))
+    assert_stays(experts, "experts-form", "the rows to which the experts are added, 'last' may be others than")
 
 
 def test_weights_cut_to_integers_are_others() -> None:
