@@ -109,11 +109,12 @@ class _Body:
         rows = self._narrow(self._activated(self._wide(rows)))
         rows = self._op("Unsqueeze", self._wide(rows), self._ints(-1))
         rows = self._wide(self._layer(rows, ids, given["fc2_weights"], given.get("fc2_bias"), None))
-        if config.weight_on == "output":
-            rows = self._op("Mul", rows, weights)
-        # Not a weight of 0, which leaves NaN as it is.
+        # Rows that are left out are not multiplied with 0, which leaves NaN as it is. The sum is a product of matrices:
+        # along an axis from the end, ONNX Runtime 1.28 and older do not reduce what is empty.
         rows = self._op("Where", self._op("Unsqueeze", inside, self._ints(-1)), rows, self._float(0.0))
-        y = self.tape.op("ReduceSum", [rows, self._ints(-2)], {"keepdims": 0})
+        mix = given["weights"] if config.weight_on == "output" else self._float(1.0)
+        mix = self._op("Unsqueeze", self._op("Where", inside, mix, self._float(0.0)), self._ints(-2))
+        y = self._op("Squeeze", self._op("MatMul", mix, rows), self._ints(-2))
         if "residual" in given:
             y = self._op("Add", y, self._wide(given["residual"]))
         return self._op("Cast", y, to=self._dtype)
