@@ -102,7 +102,8 @@ class _Body:
         config, indices = self._config, given["indices"]
         inside = self._op("And", self._not_below_zero(indices), self._op("Less", indices, self._ints32(self._experts)))
         ids = self._op("Where", inside, indices, self._ints32(0))
-        weights = self._op("Unsqueeze", given["weights"], self._ints(-1))
+        on_input = config.weight_on == "input"
+        weights = self._op("Unsqueeze", given["weights"], self._ints(-1)) if on_input else None
         # (..., H) -> (..., 1, H, 1), which meets (..., K, N, H).
         x = self._op("Unsqueeze", self._wide(given["x"]), self._ints(-3, -1))
         rows = self._layer(x, ids, given["fc1_weights"], given.get("fc1_bias"), weights)
@@ -112,7 +113,7 @@ class _Body:
         # Rows that are left out are not multiplied with 0, which leaves NaN as it is. The sum is a product of matrices:
         # along an axis from the end, ONNX Runtime 1.28 and older do not reduce what is empty.
         rows = self._op("Where", self._op("Unsqueeze", inside, self._ints(-1)), rows, self._float(0.0))
-        mix = given["weights"] if config.weight_on == "output" else self._float(1.0)
+        mix = self._float(1.0) if on_input else given["weights"]
         mix = self._op("Unsqueeze", self._op("Where", inside, mix, self._float(0.0)), self._ints(-2))
         y = self._op("Squeeze", self._op("MatMul", mix, rows), self._ints(-2))
         if "residual" in given:
@@ -125,7 +126,7 @@ class _Body:
         """(..., K or 1, D, 1) -> (..., K, N), rounded; `weights` (..., K, 1) multiply the product if they go there."""
         matrices = self._wide(self._op("Gather", stack, ids, axis=0))
         product = self._op("Squeeze", self._op("MatMul", matrices, rows), self._ints(-1))
-        if weights is not None and self._config.weight_on == "input":
+        if weights is not None:
             product = self._op("Mul", product, weights)
         if bias is not None:
             product = self._op("Add", product, self._wide(self._op("Gather", bias, ids, axis=0)))
