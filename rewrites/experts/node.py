@@ -33,11 +33,11 @@ def require_alone(block: ExpertsBlock) -> None:
     Raises:
         Refusal: One does.
     """
-    dying = _dying(block.y)
+    dying = _dying(block)
     for layer in (block.fc1, block.fc2):
         for product in layer.products:
             if product not in dying:
-                readers = _outsiders(product, dying, block.y)
+                readers = _outsiders(product, dying, block)
                 told = ", ".join(map(reader_name, readers))
                 raise Refusal(f"what {label(product)} makes is also read by {told}", "read-by-others", readers)
         for value in () if layer.weights.as_it_lies is not None else layer.weights.values:
@@ -189,31 +189,37 @@ def _dense(graph: ir.Graph, stack: Stack, names: Names) -> ir.Value:
     return value
 
 
-def _dying(y: ir.Value) -> set[ir.Node]:
-    """The nodes that only serve to make this value."""
+def _taken(block: ExpertsBlock) -> set[ir.Value | None]:
+    return {block.x, block.weights, block.indices, block.residual}
+
+
+def _dying(block: ExpertsBlock) -> set[ir.Node]:
+    """The nodes that only serve to make what the block returns of what it takes."""
+    taken = _taken(block)
     dying: set[ir.Node] = set()
-    queue = deque([y.producer()])
+    queue = deque([block.y.producer()])
     while queue:
         node = queue.popleft()
         if node is None or node in dying:
             continue
-        read = (value for value in node.outputs if value is not y)
+        read = (value for value in node.outputs if value is not block.y)
         if any(value.is_graph_output() or any(user not in dying for user in consumers(value)) for value in read):
             continue
         dying.add(node)
-        queue.extend(value.producer() for value in node.inputs if value is not None)
+        queue.extend(value.producer() for value in node.inputs if value is not None and value not in taken)
     return dying
 
 
-def _outsiders(product: ir.Node, dying: set[ir.Node], y: ir.Value) -> list[ir.Node | ir.Value]:
-    """What reads a value between a product and the end, and does not serve to make the end."""
+def _outsiders(product: ir.Node, dying: set[ir.Node], block: ExpertsBlock) -> list[ir.Node | ir.Value]:
+    """What reads a value between a product and the end, and does not serve to make the end of what the block takes."""
+    taken, y = _taken(block), block.y
     serving: set[ir.Node] = set()
     queue = deque([y.producer()])
     while queue:
         node = queue.popleft()
         if node is not None and node not in serving:
             serving.add(node)
-            queue.extend(value.producer() for value in node.inputs if value is not None)
+            queue.extend(value.producer() for value in node.inputs if value is not None and value not in taken)
     found: dict[ir.Node | ir.Value, None] = {}
     ahead, seen = deque([product]), {product}
     while ahead:

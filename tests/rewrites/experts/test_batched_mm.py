@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -361,6 +362,28 @@ def test_a_bias_that_all_rows_are_added_to() -> None:
     (finding,) = site.findings
     assert (site.status, finding.reason.slug) == ("left", "experts-form")
     assert "adds no bias of the experts to their product" in finding.detail
+
+
+def test_layers_in_a_row_that_share_weights_to_be_copied() -> None:
+    """Neither is copied: the first layer serves to make what the second returns, but it stays."""
+    first = Experts(fc1=FC1_TRANSPOSED, fc2=FC2_TRANSPOSED, constants=TRANSPOSED)
+    pieces = (first.router, first.repeat, first.list, first.fc1, first.activation, first.fc2, first.weigh, first.sum)
+    text = "\n next_logits = MatMul (y, gate)" + "".join(pieces[:-1]) + first.sum.replace("y =", "last =")
+    text = re.sub(r"\bx\b", "y", text).replace("(logits)", "(next_logits)")
+    for name in re.findall(r"\b([a-z]\w*)(?=(?:, \w+)* =)", text):
+        if name not in ("axis", "keepdims", "num_outputs"):
+            text = re.sub(rf"\b{name}\b", f"{name}_after", text)
+    model = replace(first, sum=first.sum + text, outputs=f", float[T, {HIDDEN}] last_after").model()
+    original = model.clone()
+    told = [finding.reason.slug for site in rewrite(model).experts for finding in site.findings]
+    assert told == ["expert-weights-shared"] * 2
+    assert_same(original, model)
+
+
+def test_weights_that_the_experts_have_a_part_in() -> None:
+    weigh = "\n most = ReduceMax <keepdims = 0> (made1)\n raised = Add (weights, most)"
+    experts = Experts(weigh=weigh + WEIGH.replace("(weights", "(raised"))
+    assert_stays(experts, "read-by-others", "what MatMul 'matmul_11' makes is also read by ReduceMax")
 
 
 def test_fewer_experts_than_the_router_chooses_among() -> None:
