@@ -97,14 +97,14 @@ def require_range(indices: ir.Value, experts: int, *, distinct: bool = False) ->
         raise Refusal(f"the indices '{indices.name}' come from no choice of experts", "experts-form")
     choice, width = made
     if width is None:
-        raise Refusal(f"the number that '{choice.name}' is chosen among is not fixed", "experts-form")
+        raise Refusal(f"the number that {named(choice)} is chosen among is not fixed", "experts-form")
     table = tabulate(indices, choice, width)
     if table is None:
         raise Refusal(f"the indices '{indices.name}' are not made of '{choice.name}' alone", "experts-form")
     if distinct and len(set(table.tolist())) < width:
         raise Refusal(f"'{indices.name}' may hold an expert twice", "experts-form")
     if int(table.min()) < 0 or int(table.max()) >= experts:
-        raise Refusal(f"there are {experts} experts, but '{indices.name}' is chosen among {width}", "experts-mismatch")
+        raise Refusal(f"there are {experts} experts, but {named(indices)} is chosen among {width}", "experts-mismatch")
 
 
 def choice_behind(value: ir.Value) -> tuple[ir.Value, int | None] | None:
@@ -137,7 +137,7 @@ def require_as_many(value: ir.Value, other: ir.Value, what: str) -> None:
         return
     if any(_has_as_many(a, b) for a in _views(value) for b in _views(other)):
         return
-    raise Refusal(f"{what} '{value.name}' may be others than the tokens of '{other.name}'", "experts-form")
+    raise Refusal(f"{what} {named(value)} may be others than the tokens of {named(other)}", "experts-form")
 
 
 def _views(value: ir.Value) -> list[ir.Value]:

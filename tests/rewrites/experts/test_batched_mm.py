@@ -330,7 +330,7 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
                 + FORMS["spread"].fc1.replace("(x,", "(mean,"),
                 constants={**FORMS["spread"].constants, "zero": np.array([0], np.int64)}),
         "experts-form",
-        "the rows 'mean' may be others than the tokens of",
+        "the rows 'mean' of ReduceMean 'reducemean_5' may be others than the tokens of",
     ),
     "no weights": (Experts(weigh="", sum=SUM.replace("weighted", "made2")), "experts-form", "weighed nowhere"),
 }  # fmt: skip
@@ -397,7 +397,7 @@ def test_fewer_experts_than_the_router_chooses_among() -> None:
     site, _ = fuse(experts.model())
     (finding,) = site.findings
     assert (site.status, finding.reason.slug) == ("left", "experts-mismatch")
-    assert finding.detail == "there are 7 experts, but 'ids' is chosen among 8"
+    assert finding.detail == "there are 7 experts, but 'ids' of TopK 'topk_2' is chosen among 8"
 
 
 def test_weights_that_are_inputs() -> None:

@@ -80,7 +80,7 @@ STAYING = {
     "the last row for all tokens": (
         changed(ON_OUTPUT, fc1="\n last = Slice (x, minus1, end, zero)\n made1 = MatMul (last, fc1)",
                 constants={"end": np.array([2**62], np.int64)}),
-        "the rows 'last' may be others than the tokens of",
+        "the rows 'last' of Slice 'slice_9' may be others than the tokens of",
     ),
     "a bias that all experts add": (
         changed(repeat=BIAS_ROWS + ON_INPUT.repeat, fc1="\n bare1 = MatMul (rows, fc1)\n made1 = Add (bare1, row1)"),

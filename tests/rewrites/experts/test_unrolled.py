@@ -136,11 +136,11 @@ def test_added_to_a_residual() -> None:
 
 
 def test_two_layers_in_a_row() -> None:
-    """The second begins with what the first returns; the two share a matrix, which the first cannot have copied."""
+    """The second begins with what the first returns; the router of the first has a product in common with an expert."""
     model, original = (synthetic.unrolled(2, 4) for _ in range(2))
     first, second = rewrite(model).experts
     assert (first.block, second.block) == ("partly", "whole")
-    assert [finding.reason.slug for finding in first.findings] == ["expert-weights-shared"]
+    assert [finding.reason.slug for finding in first.findings] == ["read-by-others"]
     x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     name = original.graph.inputs[0].name
     (was,), (now,) = (cpu_session(each, with_library=False).run(None, {name: x}) for each in (original, model))
@@ -157,7 +157,7 @@ def test_added_to_the_last_row_for_all() -> None:
     start = "\n last = Slice (x, minus1, end, zero)"
     experts = unrolled(constants={**WEIGHTS, "end": np.array([2**62], np.int64), "zero": np.array([0], np.int64)})
     experts = replace(experts, sum=start + experts.sum.replace("(zeros,", "(last,"))
-    assert_stays(experts, "experts-form", "the rows to which the experts are added, 'last' may be others than")
+    assert_stays(experts, "experts-form", "the rows to which the experts are added, 'last' of Slice")
 
 
 def test_weights_cut_to_integers_are_others() -> None:
