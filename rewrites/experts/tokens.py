@@ -116,7 +116,8 @@ def choice_behind(value: ir.Value) -> tuple[ir.Value, int | None] | None:
         if node is None:
             continue
         if is_router(node):
-            return current, Router.read(node).experts
+            router = Router.read(node)
+            return (current, router.experts) if current is router.indices else None
         if is_op(node, "TopK") and current is node.outputs[1]:
             return current, dim(node.inputs[0], integer(node, "axis", -1))
         if is_op(node, "ArgMax"):

@@ -332,6 +332,20 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
         "experts-form",
         "the rows 'mean' of ReduceMean 'reducemean_5' may be others than the tokens of",
     ),
+    "indices made of the weights": (
+        Experts(
+            router="\n best, ids = TopK (logits, k)\n weights = Identity (best)\n whole = Cast <to = 7> (best)",
+            list=LIST.replace("ids", "whole"),
+            sum=SUM + """
+                matrices = Gather (experts, ids)
+                column = Unsqueeze (x, one_minus1)
+                others = MatMul (matrices, column)""",
+            outputs=", float[T, a, b, c] others",
+            constants={"one_minus1": np.array([1, -1], np.int64)},
+        ),
+        "experts-form",
+        "the indices 'whole' come from no choice of experts",
+    ),
     "no weights": (Experts(weigh="", sum=SUM.replace("weighted", "made2")), "experts-form", "weighed nowhere"),
 }  # fmt: skip
 
