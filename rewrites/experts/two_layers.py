@@ -102,7 +102,10 @@ def read_two_layers(
         if bias1 is not None and value_bias is not None:
             bias1 = Stack(bias1.parts + value_bias.parts)
     expected = 2 * inner if activation.attributes["gated"] else inner
-    if weights.rows != expected or weights.experts != second.weights.experts:
+    if weights.experts != second.weights.experts:
+        sentence = f"the first layer has {weights.experts} experts, the second {second.weights.experts}"
+        raise Refusal(sentence, "experts-mismatch")
+    if weights.rows != expected:
         raise Refusal(f"the first layer makes {weights.rows} elements, expected are {expected}", "experts-form")
     nodes = (first.node,) if value is None else (first.node, value.node)
     return TwoLayers(

@@ -346,6 +346,11 @@ STAYING: dict[str, tuple[Experts, str, str]] = {
         "experts-form",
         "the indices 'whole' come from no choice of experts",
     ),
+    "a second layer of more experts": (
+        Experts(constants={"fc2": np.ones((EXPERTS + 1, HIDDEN, INNER), np.float32)}),
+        "experts-mismatch",
+        "the first layer has 8 experts, the second 9",
+    ),
     "no weights": (Experts(weigh="", sum=SUM.replace("weighted", "made2")), "experts-form", "weighed nowhere"),
 }  # fmt: skip
 
