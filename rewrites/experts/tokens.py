@@ -103,8 +103,10 @@ def require_range(indices: ir.Value, experts: int, *, distinct: bool = False) ->
         raise Refusal(f"the indices '{indices.name}' are not made of '{choice.name}' alone", "experts-form")
     if distinct and len(set(table.tolist())) < width:
         raise Refusal(f"'{indices.name}' may hold an expert twice", "experts-form")
-    if int(table.min()) < 0 or int(table.max()) >= experts:
-        raise Refusal(f"there are {experts} experts, but {named(indices)} is chosen among {width}", "experts-mismatch")
+    least, most = int(table.min()), int(table.max())
+    if least < 0 or most >= experts:
+        told = f"is chosen among {width}" if (least, most) == (0, width - 1) else f"may be from {least} to {most}"
+        raise Refusal(f"there are {experts} experts, but {named(indices)} {told}", "experts-mismatch")
 
 
 def choice_behind(value: ir.Value) -> tuple[ir.Value, int | None] | None:

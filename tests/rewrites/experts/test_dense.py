@@ -126,5 +126,13 @@ def test_refused(case: str) -> None:
     assert_stays(experts, "experts-form", sentence)
 
 
+def test_experts_counted_from_the_end() -> None:
+    router = ROUTER + "\n backwards = Gather (places, ids)" + SCATTER.replace("(nothing, ids", "(nothing, backwards")
+    experts = changed(router=router, constants={"places": np.arange(-EXPERTS, 0)})
+    assert_stays(
+        experts, "experts-mismatch", "there are 8 experts, but 'backwards' of Gather 'gather_5' may be from -8"
+    )
+
+
 def test_views_that_change_nothing() -> None:
     assert_fuses(STAYING["rows regrouped between the layers"][0], {"weight_on": "input"})
