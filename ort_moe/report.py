@@ -126,18 +126,23 @@ class Report(Printable):
         if self.matched:
             whole, partly = (sum(site.status == status for site in self.sites) for status in ("whole", "partly"))
             how = " partly" if not whole else f", {whole} whole and {partly} partly" if partly else " whole"
+            if not whole + partly:
+                return f"{self.source}: experts of {_count(self._fused_experts(), 'router')} fused, no router"
             before = f", {self.already_fused} of them before" if self.already_fused else ""
             return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}, {self._experts_clause()}"
         if self.already_fused:
-            return f"{self.source}: already optimised ({_count(self.already_fused, 'fused node')}), nothing changed"
+            return f"{self.source}: already optimised ({_count(self.already_fused, 'fused router')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"
 
     def _experts_clause(self) -> str:
         """Of how many routers the experts are fused."""
-        fused, known = sum(each.status == "whole" for each in self.experts), len(self.experts)
+        fused, known = self._fused_experts(), len(self.experts)
         if not fused:
             return "without experts"
         return "with experts" if fused == known else f"{fused} of {known} with experts"
+
+    def _fused_experts(self) -> int:
+        return sum(each.status == "whole" for each in self.experts)
 
     def _site_groups(self) -> list[RenderableType]:
         """A line for all sites with the same fate."""

@@ -134,7 +134,10 @@ class Verification(Printable):
         sites = [site for site in self.sites if site.what == what]
         passed = sum(site.status == "passed" for site in sites)
         many = {"router": "routers"}.get(what, what.replace("layer", "layers"))
-        return f"each {what}" if passed == len(sites) else f"{passed} of {len(sites)} {many}"
+        if passed == len(sites):
+            return f"each {what}"
+        why = "; ".join(dict.fromkeys(site.detail for site in sites if site.status != "passed"))
+        return f"{passed} of {len(sites)} {many} ({why})"
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -122,7 +123,14 @@ def test_second_run_changes_nothing(source: Path) -> None:
     assert once.read_bytes() == twice.read_bytes()
     assert not report.matched
     assert report.verification is None
-    assert "already optimised (1 fused node), nothing changed" in " ".join(str(report).split())
+    assert "already optimised (1 fused router), nothing changed" in " ".join(str(report).split())
+
+
+def test_experts_alone_are_told_so() -> None:
+    report = optimize(models.fixtures.get("mixtral_block_dynamo_fp32").path)
+    left = tuple(dataclasses.replace(site, status="left") for site in report.sites)
+    told = " ".join(str(dataclasses.replace(report, sites=left)).split())
+    assert ": experts of 1 router fused, no router" in told
 
 
 def test_no_match_writes_the_input(tmp_path: Path) -> None:

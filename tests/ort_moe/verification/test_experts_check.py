@@ -47,6 +47,14 @@ def test_fixture(name: str, tmp_path: Path) -> None:
     assert "each layer of experts on the original's own values" in verification.summary
 
 
+def test_what_the_original_does_not_compute_is_told(tmp_path: Path) -> None:
+    verification = verified("llama4_text_block_dynamo_fp32", tmp_path)
+    assert verification.passed
+    (check,) = [site for site in verification.sites if site.what == "layer of experts"]
+    assert "is not a value of the original" in check.detail
+    assert f"0 of 1 layers of experts ({check.detail})" in verification.summary
+
+
 def test_a_flaw_is_found(tmp_path: Path) -> None:
     verification = verified("mixtral_block_dynamo_fp32", tmp_path, flaw=0.01)
     start = "the first layer of experts that differs is node_sum_2: by our kernel: rows differ by "
