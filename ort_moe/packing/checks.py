@@ -125,6 +125,41 @@ def check_global_scale(weight_format: str, name: str, scale: npt.NDArray[Any], e
         )
 
 
+def check_block_scales(
+    weight_format: str, name: str, scales: npt.NDArray[Any], dtype: npt.DTypeLike, block: int
+) -> tuple[int, int, int]:
+    """The shape (E, N, D / block) of the scales of e2m1 weights.
+
+    Raises:
+        ValueError: They are of another type or rank.
+    """
+    if scales.dtype != dtype or scales.ndim != 3:
+        raise ValueError(
+            f"{weight_format}: the scales of '{name}' must be {np.dtype(dtype)} of shape (E, N, D / {block}), but are "
+            f"{scales.dtype} of shape {scales.shape}"
+        )
+    experts, rows, blocks = scales.shape
+    return experts, rows, blocks
+
+
+def check_e2m1_layer(
+    weight_format: str,
+    name: str,
+    parts: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
+    dtype: npt.DTypeLike,
+    block: int,
+) -> None:
+    """Checks weights, scales of `dtype` for `block` weights each, and global scales, which all e2m1 formats have.
+
+    Raises:
+        ValueError: A part's type or shape is another; the sentence names it.
+    """
+    weights, scales, global_scale = parts
+    experts, rows, blocks = check_block_scales(weight_format, name, scales, dtype, block)
+    check_part(weight_format, f"'{name}'", weights, np.uint8, (experts, rows, blocks * block // 2), "(E, N, D / 2)")
+    check_global_scale(weight_format, name, global_scale, experts)
+
+
 def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
     """Checks the layers that are to become one.
 

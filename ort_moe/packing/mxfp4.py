@@ -149,8 +149,7 @@ def from_qmoe(
     """
     checks.check_word("mxfp4", "packed_along", packed_along, _PackedAlong)
     bits = _e8m0_bits(scales)
-    _check_scales(bits, name)
-    experts, rows, blocks = bits.shape
+    experts, rows, blocks = checks.check_block_scales("mxfp4", name, bits, np.uint8, BLOCK)
     if packed_along == "N":
         declared = (experts, blocks * BLOCK, rows // 2)
         if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
@@ -207,21 +206,8 @@ def check(layer: Mxfp4, name: str = "weights") -> None:
     Raises:
         ValueError: One is not what FusedExperts takes; the sentence names it.
     """
-    _check_scales(layer.scales, name)
-    experts, rows, blocks = layer.scales.shape
-    checks.check_part(
-        "mxfp4", f"'{name}'", layer.weights, np.uint8, (experts, rows, blocks * BLOCK // 2), "(E, N, D / 2)"
-    )
-    checks.check_global_scale("mxfp4", name, layer.global_scale, experts)
+    checks.check_e2m1_layer("mxfp4", name, layer, np.uint8, BLOCK)
 
 
 def _e8m0_bits(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return scales.view(np.uint8) if scales.dtype == ml_dtypes.float8_e8m0fnu else scales
-
-
-def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
-    if scales.dtype != np.uint8 or scales.ndim != 3:
-        raise ValueError(
-            f"mxfp4: the scales of '{name}' must be uint8 of shape (E, N, D / 32), but are {scales.dtype} of shape "
-            f"{scales.shape}"
-        )

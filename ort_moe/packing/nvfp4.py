@@ -155,8 +155,7 @@ def from_qmoe(
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
     checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
-    _check_scales(scales, name)
-    experts, rows, blocks = scales.shape
+    experts, rows, blocks = checks.check_block_scales("nvfp4", name, scales, SCALE_DTYPE, BLOCK)
     declared = (experts, blocks * BLOCK, rows // 2)
     if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
         raise ValueError(
@@ -216,17 +215,4 @@ def check(layer: Nvfp4, name: str = "weights") -> None:
     Raises:
         ValueError: One is not what FusedExperts takes; the sentence names it.
     """
-    _check_scales(layer.scales, name)
-    experts, rows, blocks = layer.scales.shape
-    checks.check_part(
-        "nvfp4", f"'{name}'", layer.weights, np.uint8, (experts, rows, blocks * BLOCK // 2), "(E, N, D / 2)"
-    )
-    checks.check_global_scale("nvfp4", name, layer.global_scale, experts)
-
-
-def _check_scales(scales: npt.NDArray[Any], name: str) -> None:
-    if scales.dtype != SCALE_DTYPE or scales.ndim != 3:
-        raise ValueError(
-            f"nvfp4: the scales of '{name}' must be float8_e4m3fn of shape (E, N, D / 16), but are {scales.dtype} of "
-            f"shape {scales.shape}"
-        )
+    checks.check_e2m1_layer("nvfp4", name, layer, SCALE_DTYPE, BLOCK)
