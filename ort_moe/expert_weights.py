@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
@@ -71,6 +72,17 @@ def expert_weights(ids: ir.Value, experts: int | None) -> ExpertWeights:
     walk = _Walk(experts)
     walk.forward(ids)
     return ExpertWeights(tuple(walk.found.values()), bool(walk.found) and walk.all_experts)
+
+
+def copied_per_choice(ids: ir.Value) -> int:
+    """Bytes of float32 that a layer which copies the matrices of each choice copies at a time for one; 0: it does not.
+
+    Args:
+        ids: The choice (..., K).
+    """
+    walk = _Walk(None)
+    walk.gathered(ids)
+    return max((prod(weight.shape[1:]) * 4 for weight in walk.found.values()), default=0)
 
 
 def stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir.Value] | None:

@@ -5,11 +5,12 @@ Weights in external data stay on disk, memory-mapped; what is wrong with a file 
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 KEEP = "keep"
-"""External data stays in its files: referenced from the same folder, copied to another."""
+"""External data stays in its files: referenced from the same folder, copied to another.
+
+Weights that are made anew, such as transposed ones, go to a file of their own, named after the output, where the model
+has external data or would not fit into one file.
+"""
+
+_SMALL = 256
+"""Bytes up to which a tensor is never put into external data."""
+_MOST_INLINE = 1 << 30
+"""Bytes of weights up to which a model without external data stays one file; Protocol Buffers end at twice as many."""
+_PAGE = 4096
+"""Bytes to whose multiples weights are aligned in a file, so that they can be mapped."""
 
 _IR_VERSION_TAG = b"\x08"
 """First byte of nearly every ONNX file: field 1, the IR version."""
@@ -119,8 +131,9 @@ class StagedModel:
     ) -> None:
         self.target = Path(os.path.abspath(target))
         self._source = Path(os.path.abspath(source))
-        self._scratch: Path | None = None
+        self._scratch: list[Path] = []
         self._moves: list[tuple[Path, Path]] = []
+        self._final_names: dict[str, str] = {}  # of data files that cannot have them before they are moved
         check_target(self.target, source=self._source, external_data=external_data, force=force)
         try:
             self._write(model, external_data, force)
@@ -133,7 +146,7 @@ class StagedModel:
 
     def _write(self, model: ir.Model, external_data: str, force: bool) -> None:
         folder = self.target.parent
-        kept = data_files(model)
+        kept = self._kept_files(model)
         if any(same_file(self.target, path) for path in kept.values()):
             raise OutputError(f"cannot write {self.target}: it holds the input's own weights; name another output")
         if external_data != KEEP:
@@ -142,33 +155,78 @@ class StagedModel:
             raise OutputError(
                 f"cannot write {self.target}: the input's weights lie in a file of that name; name another output"
             )
-        referenced = bool(kept) and folder.samefile(self._source.parent)
-        if referenced or (external_data == KEEP and not kept):
-            handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder)
-            os.close(handle)
-            self.path = self._scratch = Path(name)
-            _serialize(model, self.path, None)
+        fresh = self._fresh_weights(model) if external_data == KEEP else []
+        fresh_name = f"{self.target.name}.data"
+        if fresh:
+            self._check_data_target(fresh_name, None, force)
+        # A folder for what shall be moved; where data is referenced, it must lie beside the model already.
+        self._scratch.append(Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder)))
+        self.path = self._scratch[0] / self.target.name
+        if kept and folder.samefile(self._source.parent):
+            self.path = self._beside(".tmp")
+            if fresh:
+                staged = self._beside(".data.tmp")
+                self._final_names[staged.name] = fresh_name
+                self._moves.append((staged, folder / fresh_name))
+                fresh_name = staged.name
         else:
-            # The data gets its final name at once, so that the model that is verified is the one moved into place.
-            self._scratch = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder))
-            self.path = self._scratch / self.target.name
-            if external_data != KEEP:
-                self._check_data_target(external_data, None, force)
             for location, path in kept.items():
                 self._check_data_target(location, path, force)
-                copy = self._scratch / location
+                copy = self._scratch[0] / location
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
                 self._moves.append((copy, folder / location))
-            _serialize(model, self.path, None if external_data == KEEP else external_data)
-            if external_data != KEEP:
-                written = self._scratch / external_data
-                if written.exists():  # a model of small tensors alone has none
-                    self._moves.append((written, folder / external_data))
+            if fresh:
+                self._moves.append((self._scratch[0] / fresh_name, folder / fresh_name))
+        if external_data != KEEP:
+            self._check_data_target(external_data, None, force)
+            _serialize(model, self.path, external_data)
+            written = self.path.parent / external_data
+            if written.exists():  # a model of small tensors alone has none
+                self._moves.append((written, folder / external_data))
+        else:
+            with _in_file(fresh, self.path.parent / fresh_name):
+                _serialize(model, self.path, None)
         self._moves.append((self.path, self.target))
-        mask = os.umask(0)
-        os.umask(mask)
-        self.path.chmod(0o666 & ~mask)  # mkstemp's 0600 would outlive the move
+
+    def _beside(self, suffix: str) -> Path:
+        """A new empty file beside the target."""
+        handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=suffix, dir=self.target.parent)
+        os.close(handle)
+        self._scratch.append(Path(name))
+        return Path(name)
+
+    def _kept_files(self, model: ir.Model) -> dict[str, Path]:
+        """The input's data files that the model still reads: path by location."""
+        tensors = [tensor for tensor in external_tensors(model) if not self._is_fresh(tensor)]
+        return {os.fspath(tensor.location): Path(tensor.path) for tensor in tensors}
+
+    def _is_fresh(self, tensor: ir.TensorProtocol | None) -> bool:
+        """Whether the tensor is not in a file of the input: made when it is written, or in a file of its own."""
+        import onnx_ir as ir
+
+        if isinstance(tensor, ir.ExternalTensor):
+            return os.path.abspath(tensor.base_dir) != os.fspath(self._source.parent)
+        return isinstance(tensor, ir.LazyTensor)
+
+    def _fresh_weights(self, model: ir.Model) -> list[ir.Value]:
+        """The weights to be written to a file of their own; none where all can be inside the model."""
+        import onnx_ir as ir
+
+        fresh, inline, has_external = [], 0, False
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            if self._is_fresh(tensor) and tensor.nbytes > _SMALL:
+                fresh.append(value)
+            if isinstance(tensor, ir.ExternalTensor):
+                has_external = True
+            else:
+                inline += tensor.nbytes
+        if not fresh or has_external or inline > _MOST_INLINE or _data_files_of(self._source):
+            return fresh
+        return []
 
     def _check_data_target(self, location: str, copied_from: Path | None, force: bool) -> None:
         """Refuses to overwrite a data file that may be another model's."""
@@ -192,9 +250,15 @@ class StagedModel:
         Raises:
             OutputError: A move failed.
         """
+        mask = os.umask(0)
+        os.umask(mask)
         try:
+            if self._final_names:
+                _rename_locations(self.path, self._final_names)
             for staged, final in self._moves:
                 final.parent.mkdir(parents=True, exist_ok=True)
+                if staged in self._scratch or staged == self.path:
+                    staged.chmod(0o666 & ~mask)  # mkstemp's 0600 would outlive the move
                 staged.replace(final)
         except OSError as error:
             raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error
@@ -203,13 +267,12 @@ class StagedModel:
 
     def discard(self) -> None:
         """Deletes what was staged and not moved."""
-        if self._scratch is None:
-            return
-        if self._scratch.is_dir():
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        else:
-            self._scratch.unlink(missing_ok=True)
-        self._scratch = None
+        for scratch in self._scratch:
+            if scratch.is_dir():
+                shutil.rmtree(scratch, ignore_errors=True)
+            else:
+                scratch.unlink(missing_ok=True)
+        self._scratch.clear()
 
     def __enter__(self) -> StagedModel:
         return self
@@ -374,3 +437,37 @@ def _serialize(model: ir.Model, path: Path, external_data: str | None) -> None:
         raise OutputError(
             f"cannot write {path.name}: it is larger than the 2 GB that one file can hold; use --external-data NAME"
         ) from error
+
+
+@contextlib.contextmanager
+def _in_file(weights: Sequence[ir.Value], path: Path) -> Iterator[None]:
+    """Writes weights to a file, one after the other, and lets the model read them from there for the time being."""
+    import onnx_ir as ir
+
+    tensors = {id(value.const_value): value.const_value for value in weights if value.const_value is not None}
+    written: dict[int, ir.TensorProtocol] = {}
+    if tensors:
+        external = ir.external_data.convert_tensors_to_external(
+            [*tensors.values()], path.parent, path.name, alignment=_PAGE, align_threshold=_PAGE
+        )
+        written.update(zip(tensors, external, strict=True))
+    before = [value.const_value for value in weights]
+    try:
+        for value in weights:
+            value.const_value = written[id(value.const_value)]
+        yield
+    finally:
+        for value, tensor in zip(weights, before, strict=True):
+            value.const_value = tensor
+
+
+def _rename_locations(path: Path, names: Mapping[str, str]) -> None:
+    """Lets a model on disk, whose weights are not read, refer to data files by other names."""
+    import onnx
+
+    proto = onnx.load(path, format="protobuf", load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = names.get(entry.value, entry.value)
+    onnx.save(proto, path, format="protobuf")

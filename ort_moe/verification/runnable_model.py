@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+_LARGE = 256 << 20
+"""Bytes of weights from which a session is opened that spares memory."""
+
 Run = Callable[[Feeds], dict[str, Any]]
 """Runs a session: NumPy array by output name, for NumPy array by input name."""
 
@@ -59,6 +62,12 @@ class RunnableModel:
         """Where the model's external data lies."""
         return self._file.parent
 
+    @property
+    def is_large(self) -> bool:
+        """Whether its weights must not come into memory as copies."""
+        weights = [value.const_value for value in self.model.graph.initializers.values()]
+        return sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGE
+
     def session(self, outputs: Sequence[str] | None = None, *, with_library: bool) -> Run:
         """Opens a session that returns the named values, or the model's outputs.
 
@@ -72,12 +81,19 @@ class RunnableModel:
         import onnx
 
         proto = onnx.load(self._file, format="protobuf", load_external_data=False)
+        if self.is_large:
+            _keep_gathers_narrow(proto.graph)
         if outputs is not None:
             del proto.graph.output[:]
             # ONNX Runtime infers the types of outputs.
             proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         return open_session(
-            proto, str(self.path), with_library=with_library, providers=self._providers, data_folder=self.data_folder
+            proto,
+            str(self.path),
+            with_library=with_library,
+            providers=self._providers,
+            data_folder=self.data_folder,
+            sparing=self.is_large,
         )
 
     def __enter__(self) -> RunnableModel:
@@ -97,10 +113,13 @@ def open_session(
     with_library: bool,
     providers: Sequence[Provider] = ON_CPU,
     data_folder: Path | None = None,
+    sparing: bool = False,
 ) -> Run:
     """Opens a session on a model in memory whose external data lies in `data_folder`.
 
-    TF32 is off on CUDA, unless its options say otherwise.
+    TF32 is off on CUDA, unless its options say otherwise. A `sparing` session holds no copy of the weights that
+    is packed or widened ahead of the run, as ONNX Runtime makes of all experts when it optimises, and keeps no memory
+    between runs.
 
     Raises:
         EnvironmentUnfitError: ONNX Runtime would run it elsewhere than on these execution providers.
@@ -112,6 +131,10 @@ def open_session(
     options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
     if data_folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(data_folder))
+    if sparing:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if with_library:
         from ort_moe.library import register
 
@@ -141,6 +164,27 @@ def _require(providers: Sequence[Provider], there: Sequence[str], sentence: str)
     for name in provider_names(providers):
         if name not in there:
             raise EnvironmentUnfitError(sentence.format(name, ", ".join(there)))
+
+
+def _keep_gathers_narrow(graph: onnx.GraphProto) -> None:
+    """Lets an Identity follow each Gather of weights.
+
+    Between nodes that the CPU runs in float32 alone, ONNX Runtime would run the Gather in float32, too, and for that
+    widen all that it gathers from.
+    """
+    import onnx
+
+    stacks = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type in ("Gather", "GatherND") and not node.domain and node.input[0] in stacks:
+            kept = node.output[0]
+            node.output[0] = f"{kept}:gathered"
+            nodes.append(onnx.helper.make_node("Identity", [f"{kept}:gathered"], [kept]))
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def library_is_there() -> bool:

@@ -117,4 +117,6 @@ def run_alone(
     functions = [function for key, function in model.functions.items() if key == alone.op_identifier()]
     proto = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
     what = f"the node '{name}' by itself"
-    return open_session(proto, what, with_library=with_library, data_folder=optimized.data_folder)
+    return open_session(
+        proto, what, with_library=with_library, data_folder=optimized.data_folder, sparing=optimized.is_large
+    )

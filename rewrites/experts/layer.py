@@ -27,6 +27,7 @@ from ort_moe.rewrites.values import (
     scalar,
     through,
 )
+from ort_moe.streamed_tensor import let_go
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ class Part:
         stacked = [len(self.values), *sizes] if self.apart else sizes
         return (stacked[0], *stacked[:0:-1]) if self.transposed else tuple(stacked)
 
-    def array(self) -> Array:
-        """The numbers, (E, N, D) or (E, N)."""
-        arrays = [value.const_value.numpy() for value in self.values if value.const_value is not None]
-        stacked = np.stack(arrays) if self.apart else arrays[0]
-        return stacked.transpose(0, 2, 1) if self.transposed else stacked
+    def expert(self, number: int) -> Array:
+        """The numbers of one expert, (N, D) or (N)."""
+        tensor = self.values[number if self.apart else 0].const_value
+        assert tensor is not None
+        array = tensor.numpy() if self.apart else tensor.numpy()[number]
+        return array.T if self.transposed else array
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,15 @@ class Stack:
         (first, *others) = self.parts
         return first.values[0] if not first.apart and not first.transposed and not others else None
 
-    def array(self) -> Array:
-        """The numbers, (E, N, D) or (E, N)."""
-        arrays = [part.array() for part in self.parts]
-        return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1))
+    def expert(self, number: int) -> Array:
+        """The numbers of one expert, (N, D) or (N), as a copy; what was read for the last one is unmapped."""
+        arrays = [part.expert(number) for part in self.parts]
+        joined = np.concatenate(arrays) if len(arrays) > 1 else np.array(arrays[0], order="C")
+        del arrays
+        for part in self.parts:
+            if part.apart or number == self.experts - 1:
+                let_go(part.values[number if part.apart else 0].const_value)
+        return joined
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
 from ort_moe.rewrites.values import INDICES, consumers, dim, is_op, label, rank, through_casts
+from ort_moe.streamed_tensor import StreamedTensor
 
 FORM = f"{DOMAIN}.form"
 """Key in a node's `metadata_props`: the rule that made it. It stays in the optimised model."""
@@ -179,12 +180,8 @@ def _dense(graph: ir.Graph, stack: Stack, names: Names) -> ir.Value:
     dtype = first.const_value.dtype
     name = names.unused(f"{first.name}_{'transposed' if len(stack.values) == 1 else 'joined'}")
     shape = ir.Shape([stack.experts, stack.rows, *stack.parts[0].sizes[2:]])
-
-    def array() -> ir.TensorProtocol:
-        return ir.Tensor(stack.array(), dtype=dtype, shape=shape, name=name)
-
-    lazy = ir.LazyTensor(array, dtype=dtype, shape=shape, name=name)
-    value = ir.Value(name=name, const_value=lazy, type=ir.TensorType(dtype), shape=shape)
+    streamed = StreamedTensor(stack.expert, dtype, shape, name)
+    value = ir.Value(name=name, const_value=streamed, type=ir.TensorType(dtype), shape=shape)
     graph.register_initializer(value)
     return value
 

@@ -14,6 +14,7 @@ import pytest
 from ort_moe.errors import ModelError, OutputError
 from ort_moe.model_io import StagedModel, check_target, data_files, load_model
 from ort_moe.ops import DOMAIN
+from ort_moe.streamed_tensor import StreamedTensor
 from tests.ort_moe.tiny_models import fused, original, save
 
 
@@ -32,6 +33,18 @@ def _stage_and_commit(source: Path, target: Path, **options: object) -> None:
     with StagedModel(load_model(source), target, source=source, **options) as staged:
         assert staged.path.exists()
         staged.commit()
+
+
+def _turned(source: Path) -> ir.Model:
+    """The model with its experts in the opposite order, which is not made before it is written."""
+    model = load_model(source)
+    value = model.graph.initializers["expert_matrices"]
+    tensor = value.const_value
+    assert tensor is not None
+    last = len(tensor.numpy()) - 1
+    shape = ir.Shape(tensor.shape.numpy())
+    value.const_value = StreamedTensor(lambda number: tensor.numpy()[last - number], tensor.dtype, shape, "turned")
+    return model
 
 
 class TestReading:
@@ -184,6 +197,34 @@ class TestWriting:
         assert data_files(load_model(target)) == {"out.data": source.parent / "out.data"}
         np.testing.assert_array_equal(_weights(target), _weights(source))
         _stage_and_commit(source, target, external_data="out.data")  # the output's own data may be replaced
+
+    @pytest.mark.parametrize("folder", ["in", "out"])
+    def test_weights_made_anew_get_a_file(self, source: Path, tmp_path: Path, folder: str) -> None:
+        target = tmp_path / folder / "out.onnx"
+        target.parent.mkdir(exist_ok=True)
+        with StagedModel(_turned(source), target, source=source) as staged:
+            np.testing.assert_array_equal(_weights(staged.path), _weights(source)[::-1])
+            staged.commit()
+        assert set(data_files(load_model(target))) == {"out.onnx.data", "weights.bin"}
+        np.testing.assert_array_equal(_weights(target), _weights(source)[::-1])
+        files = {"out.onnx", "out.onnx.data", "weights.bin"} | ({"model.onnx"} if folder == "in" else set())
+        assert {path.name for path in target.parent.iterdir()} == files
+        assert target.with_name("out.onnx.data").stat().st_mode == source.stat().st_mode
+
+    def test_weights_made_anew_of_one_file_stay_in_it(self, tmp_path: Path) -> None:
+        source, target = save(original(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+        with StagedModel(_turned(source), target, source=source) as staged:
+            staged.commit()
+        np.testing.assert_array_equal(_weights(target), _weights(source)[::-1])
+        assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "out.onnx"}
+
+    def test_weights_made_anew_replace_no_other_file(self, source: Path) -> None:
+        target = source.with_name("out.onnx")
+        foreign = source.with_name("out.onnx.data")
+        foreign.write_bytes(b"another model's")
+        with pytest.raises(OutputError, match=r"out\.onnx\.data: it exists and may belong to another model"):
+            StagedModel(_turned(source), target, source=source)
+        assert foreign.read_bytes() == b"another model's"
 
     def test_usual_permissions(self, source: Path) -> None:
         target = source.with_name("out.onnx")

@@ -1,0 +1,88 @@
+"""Optimising a model larger than memory: what is held of its weights, measured.
+
+Pages of mapped files count as resident, but the system takes them back whenever it needs memory; what is measured is
+anonymous memory, which it cannot take back (`RssAnon` in /proc/PID/status, read every few milliseconds), above that of
+a process that has only imported what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ort_moe
+from ort_moe.library import library_path
+from ort_moe.model_io import data_files, load_model
+from tests.ort_moe.large_models import LargeModel
+
+MIB = 1 << 20
+MODEL = LargeModel()
+
+CODE = """
+import sys
+root, source, output, verify = sys.argv[1:]
+sys.path.insert(0, root)
+sys.meta_path = [finder for finder in sys.meta_path if "Redirecting" not in type(finder).__name__]
+import onnx, onnxruntime, ort_moe, ort_moe.rewrites, ort_moe.verification
+from ort_moe.optimization import optimize
+print("imported", flush=True)
+sys.stdin.readline()
+optimize(source, output, verify=bool(int(verify)))
+"""
+"""The import hook of an editable install goes, so that what runs is what is tested."""
+
+
+def _anonymous(process: int) -> int:
+    """Bytes of anonymous memory of a process; 0 after its end."""
+    try:
+        text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon")), 0)
+
+
+def added_memory(source: Path, output: Path, *, verify: bool) -> int:
+    """Bytes of anonymous memory that an optimisation adds at its peak."""
+    root = Path(ort_moe.__file__).parent.parent
+    command = [sys.executable, "-c", CODE, root, source, output, str(int(verify))]
+    environment = {**os.environ, "ORT_MOE_LIBRARY": os.fspath(library_path())}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "imported\n"
+        before = peak = _anonymous(child.pid)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        while child.poll() is None:
+            peak = max(peak, _anonymous(child.pid))
+            time.sleep(0.002)
+    assert child.returncode == 0
+    assert before
+    return peak - before
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MODEL.write(tmp_path_factory.mktemp("large") / "model.onnx")
+
+
+def test_kept_weights_are_not_held(large: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.onnx"
+    added = added_memory(large, output, verify=False)
+    assert added < 64 * MIB, f"{added / MIB:.0f} MiB for {MODEL.weight_bytes / MIB:.0f} MiB of weights"
+    assert sorted(data_files(load_model(output))) == ["out.onnx.data", "weights.bin"]
+
+
+def test_verification_holds_no_copy_of_the_weights(large: Path) -> None:
+    output = large.with_name("out.onnx")
+    added = added_memory(large, output, verify=True)
+    assert added < 300 * MIB, f"{added / MIB:.0f} MiB for {MODEL.weight_bytes / MIB:.0f} MiB of weights"
+    assert sorted(path.name for path in large.parent.iterdir()) == [
+        *("model.onnx", "out.onnx", "out.onnx.data", "weights.bin")
+    ]
