@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-HEADER = '<ir_version: 10, opset_import: ["" : 20, "local" : 1]>'
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "local" : 1, "com.microsoft" : 1]>'
 
 
 @dataclass(frozen=True)
@@ -398,6 +398,38 @@ moe (float[T, 4] x, bool run) => (float[T, 4] y)
         },
         else_branch = otherwise () => (float[T, 4] else_y) { else_y = Identity (x) }
     >
+}""",
+    ),
+    "contrib-layout": Example(
+        "The integers of a QMoE lie as they are where weights_prepacked is 0; by default that depends on the device.",
+        """\
+moe (float[T, 32] x) => (float[T, 32] y)
+<float[32, 8] gate, uint8[8, 32, 16] fc1, float[8, 32, 1] scales1, uint8[8, 32, 16] fc2, float[8, 32, 1] scales2>
+{
+    logits = MatMul (x, gate)
+    y = com.microsoft.QMoE <k = 2, activation_type = "relu", normalize_routing_weights = 1, expert_weight_bits = 4,
+        block_size = 32> (x, logits, fc1, scales1, "", fc2, scales2)
+}""",
+    ),
+    "contrib-form": Example(
+        "The sparse mixer, which ONNX Runtime's kernel for CUDA honours, and the one for the CPU does not.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2>
+{
+    logits = MatMul (x, gate)
+    y = com.microsoft.MoE <k = 2, activation_type = "silu", use_sparse_mixer = 1> (x, logits, fc1, "", fc2)
+}""",
+    ),
+    "contrib-is-faster": Example(
+        "The same QMoE with weights_prepacked = 0, for CUDA.",
+        """\
+moe (float[T, 32] x) => (float[T, 32] y)
+<float[32, 8] gate, uint8[8, 32, 16] fc1, float[8, 32, 1] scales1, uint8[8, 32, 16] fc2, float[8, 32, 1] scales2>
+{
+    logits = MatMul (x, gate)
+    y = com.microsoft.QMoE <k = 2, activation_type = "relu", normalize_routing_weights = 1, expert_weight_bits = 4,
+        block_size = 32, weights_prepacked = 0> (x, logits, fc1, scales1, "", fc2, scales2)
 }""",
     ),
 }

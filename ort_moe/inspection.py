@@ -230,6 +230,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     from ort_moe.model_io import load_model
     from ort_moe.report import count_operators
     from ort_moe.rewrites import rewrite
+    from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES
 
     model = load_model(source)
@@ -243,7 +244,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         node.name for node in model.graph.all_nodes() if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
     }
     # The experts stay: what is read of their weights is told of the model as it is.
-    sites = rewrite(model, skip=EXPERTS_RULES).sites
+    sites = rewrite(model, skip=(*EXPERTS_RULES, CONTRIB_RULE.name)).sites
     routing = {(site.graph, site.node): site for site in sites if not _is_no_router(site)}
     routers = [
         _router_layer(node, routing[place], fused=node.name in fused_before)

@@ -155,6 +155,24 @@ _ALL = (
         "These experts are in a body of If, Loop or Scan, where experts are not rewritten.",
         "Export without control flow around the layer.",
     ),
+    Reason(
+        "OM021",
+        "contrib-layout",
+        "How the weights of this contrib node lie cannot be told from the model.",
+        "Build the model anew with weights in an order that it names.",
+    ),
+    Reason(
+        "OM022",
+        "contrib-form",
+        "FusedExperts does not compute what this contrib node does, or ONNX Runtime's own kernels disagree on it.",
+        f"The model is right as it is. To have this node covered, {_REPORT}.",
+    ),
+    Reason(
+        "OM023",
+        "contrib-is-faster",
+        "ONNX Runtime's own kernel for this contrib node is, as far as it was measured, the faster one.",
+        "Nothing: the node stays as it is.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.slug: reason for reason in _ALL}

@@ -22,9 +22,11 @@ from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, put_in_order, spell_standard_domain
 from ort_moe.rewrites.contrib import split_fused_layers
+from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
+from ort_moe.rewrites.contrib_experts import Lifted, is_contrib_moe, lift_contrib
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
-from ort_moe.rewrites.experts import fuse_experts
+from ort_moe.rewrites.experts import Fusion, fuse_experts
 from ort_moe.rewrites.experts.node import is_experts, read_routers
 from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
 from ort_moe.rewrites.finding import Finding
@@ -62,10 +64,12 @@ class RewriteResult:
     experts: tuple[ExpertsSite, ...] = ()
 
 
-def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = ()) -> RewriteResult:
+def rewrite(
+    model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = (), target: str = "cuda"
+) -> RewriteResult:
     """Fuse the routers of the model, in place: those of the graph and of the bodies of If, Loop and Scan in it.
 
-    And the experts behind them, where they are in the graph itself.
+    And the experts behind them, where they are in the graph itself, and ONNX Runtime's contrib ops that hold both.
 
     Model-local functions that hold a router, or call one that does, are inlined first.
 
@@ -76,6 +80,7 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
         model: Any ONNX model with the standard operator set 13 or newer; expert weights are not read.
         rules: Names of the rules to run, from `RULES`; None: all.
         skip: Names of rules not to run.
+        target: Where the model shall run, `cuda` or `cpu`: contrib ops that are faster there stay.
 
     Raises:
         ValueError: A name in `rules` or `skip` is not in `RULES`.
@@ -93,7 +98,10 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
     check_nodes(model)
     name_nodes(model)
-    if not any(is_router(node) or (is_op(node, *SEEDED) and may_route(node)) for node in model.graph.all_nodes()):
+    if not any(
+        is_router(node) or is_contrib_moe(node) or (is_op(node, *SEEDED) and may_route(node))
+        for node in model.graph.all_nodes()
+    ):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
         return RewriteResult(inlined > 0, collect_sites(model, lambda _: (), RefusalLog()), tuple(records))
 
@@ -111,9 +119,12 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
     records.append(PassRecord("respell", respelt, time.perf_counter() - start))
     before = fingerprint(model.graph)
 
+    lifted = lift_contrib(model, chosen, target)
+    if lifted.fused:
+        imports[DOMAIN] = VERSION
     engine = Engine(chosen)
     grown = engine.run(model)
-    fusion = fuse_experts(model, chosen)
+    fusion = _and_lifted(fuse_experts(model, chosen), lifted)
     if fusion.fused:
         imports[DOMAIN] = VERSION
         put_in_order(model)
@@ -150,6 +161,17 @@ def rewrite(model: ir.Model, *, rules: Collection[str] | None = None, skip: Coll
         or fingerprint(model.graph) != before
     )
     return RewriteResult(modified, sites, tuple(records), tuple(findings), experts)
+
+
+def _and_lifted(fusion: Fusion, lifted: Lifted) -> Fusion:
+    """What came of all experts, those in contrib nodes first."""
+    name = CONTRIB_RULE.name
+    return Fusion(
+        (*lifted.fused, *fusion.fused),
+        {**lifted.refused, **fusion.refused},
+        {name: len(lifted.fused), **fusion.applied},
+        {name: lifted.seconds, **fusion.seconds},
+    )
 
 
 def _baked_in_loops(model: ir.Model) -> list[Finding]:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
 from ort_moe.rewrites.canonicalize import put_in_order
+from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
 from ort_moe.rewrites.experts import EXPERTS_RULES
 from ort_moe.rewrites.growth import (
     CAST_RULES,
@@ -79,7 +80,7 @@ def _table() -> dict[str, RuleInfo]:
     table: dict[str, RuleInfo] = {}
     for rule in all_rules():
         table.setdefault(rule.title, rule.info())
-    return {**table, **EXPERTS_RULES}
+    return {**table, **EXPERTS_RULES, CONTRIB_RULE.name: CONTRIB_RULE}
 
 
 RULES: Mapping[str, RuleInfo] = _table()

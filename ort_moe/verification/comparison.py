@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
 from ort_moe.session import ON_CPU, Provider, provider_names
+from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks, is_contrib_block
 from ort_moe.verification.experts_check import ExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
 from ort_moe.verification.result import ShapeCheck, Verification
@@ -85,9 +86,12 @@ class _Comparison:
 
     def __init__(self, original: RunnableModel, candidate: RunnableModel, seed: int) -> None:
         self.original, self.candidate, self.seed = original, candidate, seed
-        self.found = find_sites(original.model, candidate.model)
+        self.blocks = find_blocks(original.model, candidate.model)
+        # Held against a contrib node as a whole, they are not looked at one by one.
+        inside = {node for block in self.blocks if isinstance(block, BlockSite) for node in block.nodes}
+        self.found = find_sites(original.model, candidate.model, inside)
         self.sites = [site for site in self.found if isinstance(site, RouterSite)]
-        self.experts = find_experts(original.model, candidate.model)
+        self.experts = find_experts(original.model, candidate.model, inside)
         self.with_library = library_is_there()
         self.libraries = (True, False) if self.with_library else (False,)
         ours = [node for node in candidate.model.graph.all_nodes() if node.domain == DOMAIN]
@@ -95,10 +99,11 @@ class _Comparison:
         # On the CPU, ONNX Runtime casts all half-precision inputs of a node of ours between others to float32: the
         # weights of all experts of all layers, where the bodies copy those of the choices.
         self.by_bodies = candidate.is_large and self.with_bodies and _has_half_experts(ours)
-        self.tolerance = _tolerance(original.model)
+        self.tolerance = _tolerance(original.model, candidate.model)
         self.outputs = [value.name or "" for value in original.model.graph.outputs]
         inner = [name for site in self.sites for name in site.values]
-        inner += [name for each in self.experts if isinstance(each, ExpertsSite) for name in each.values]
+        looked_at = [each for each in (*self.experts, *self.blocks) if isinstance(each, ExpertsSite | BlockSite)]
+        inner += [name for each in looked_at for name in each.values]
         fed = {value.name for value in original.model.graph.inputs}
         self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
 
@@ -159,6 +164,10 @@ class _Comparison:
                     if isinstance(each, ExpertsSite)
                     else each
                     for each in self.experts
+                ]
+                site_checks += [
+                    check_block(each, captured, self.candidate, self.libraries) if isinstance(each, BlockSite) else each
+                    for each in self.blocks
                 ]
                 if any(check.status == "failed" for check in site_checks):
                     return site_checks, []
@@ -254,8 +263,12 @@ class _Comparison:
                 return difference.status == "passed", f"the first router that differs is {site.name}: " + (
                     difference.detail or "two experts are too close to tell apart"
                 )
+        for block in self.blocks:
+            if isinstance(block, BlockSite) and block.near_ties(expected, self.tolerance.tie).any():
+                return True, f"two experts are too close to tell apart in {block.name}"
         if not self.found:
-            return False, "there is no fused router to look at"
+            what = "every contrib block alone agrees" if self.blocks else "there is no fused router to look at"
+            return False, what
         skipped = [site for site in self.found if isinstance(site, SiteCheck)]
         if not self.sites:
             return False, f"no router could be held against the original: of '{skipped[0].node}', {skipped[0].detail}"
@@ -363,8 +376,10 @@ def _agree(value: ir.Value, other: ir.Value) -> bool:
     return value.shape.rank() == other.shape.rank() and all(a == b for a, b in fixed)
 
 
-def _tolerance(model: ir.Model) -> Tolerance:
-    """By the coarsest floating-point type among the model's inputs, outputs and weights."""
-    values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
+def _tolerance(original: ir.Model, candidate: ir.Model) -> Tolerance:
+    """By the coarsest floating-point type among the original's inputs, outputs and weights, and contrib experts."""
+    values = [*original.graph.inputs, *original.graph.outputs, *original.graph.initializers.values()]
     names = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-    return coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
+    by_type = coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
+    contrib = [node for model in (original, candidate) for node in model.graph.all_nodes() if is_contrib_block(node)]
+    return max(by_type, contrib_tolerance(contrib), key=lambda tolerance: tolerance.outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,20 @@ class ExpertsSite:
         return (*self.fed.values(), self.returned)
 
 
-def find_experts(original: ir.Model, optimized: ir.Model) -> list[ExpertsSite | SiteCheck]:
-    """The nodes in graph order; a skipped check in place of those whose values have not kept their names."""
+def find_experts(
+    original: ir.Model, optimized: ir.Model, without: Collection[ir.Node] = ()
+) -> list[ExpertsSite | SiteCheck]:
+    """The nodes in graph order; a skipped check in place of those whose values have not kept their names.
+
+    Args:
+        original: The original.
+        optimized: What came of it.
+        without: Nodes that are looked at elsewhere.
+    """
     known = names_in(original)
     sites: list[ExpertsSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
-        if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name):
+        if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name) and node not in without:
             site = _site(node, known, optimized.graph)
             if isinstance(site, str):
                 sites.append(SiteCheck(node.name or "", "skipped", detail=site, what=WHAT))

@@ -133,7 +133,7 @@ class Verification(Printable):
         """How many of the nodes of a kind were held against the original."""
         sites = [site for site in self.sites if site.what == what]
         passed = sum(site.status == "passed" for site in sites)
-        many = {"router": "routers"}.get(what, what.replace("layer", "layers"))
+        many = {"router": "routers", "contrib block": "contrib blocks"}.get(what, what.replace("layer", "layers"))
         if passed == len(sites):
             return f"each {what}"
         why = "; ".join(dict.fromkeys(site.detail for site in sites if site.status != "passed"))

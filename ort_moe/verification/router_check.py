@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,20 @@ class RouterSite:
         return (np.ones(indices.shape, np.float32) if self.weights is None else weights), indices
 
 
-def find_sites(original: ir.Model, optimized: ir.Model) -> list[RouterSite | SiteCheck]:
-    """The fused nodes in graph order; a skipped check in place of those whose values have not kept their names."""
+def find_sites(
+    original: ir.Model, optimized: ir.Model, without: Collection[ir.Node] = ()
+) -> list[RouterSite | SiteCheck]:
+    """The fused nodes in graph order; a skipped check in place of those whose values have not kept their names.
+
+    Args:
+        original: The original.
+        optimized: What came of it.
+        without: Nodes that are looked at elsewhere.
+    """
     known = names_in(original)
     sites: list[RouterSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
-        if node.domain != DOMAIN or node.op_type != FUSED_ROUTER.name:
+        if node.domain != DOMAIN or node.op_type != FUSED_ROUTER.name or node in without:
             continue
         found = _site(node, known, optimized.graph)
         sites.append(SiteCheck(node.name or "", "skipped", detail=found) if isinstance(found, str) else found)

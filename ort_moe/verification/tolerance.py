@@ -76,6 +76,20 @@ def by_expert(weights: Floats, indices: Integers) -> tuple[Floats, Integers]:
     return np.take_along_axis(weights, order, -1), np.take_along_axis(indices, order, -1)
 
 
+def near_tied(logits: Floats, k: int, tie: float) -> npt.NDArray[np.bool_]:
+    """For each row of logits (R, E), whether the K-th largest and the next are closer than a tie's width."""
+    import numpy as np
+
+    if k >= logits.shape[-1]:
+        return np.zeros(len(logits), np.bool_)
+    ranked = -np.sort(-logits.astype(np.float64), axis=-1)
+    width = 2 * tie * np.maximum(np.abs(np.where(np.isfinite(ranked), ranked, 0.0)).max(axis=-1), 1.0)
+    with np.errstate(invalid="ignore"):
+        gap = ranked[:, k - 1] - ranked[:, k]
+    close: npt.NDArray[np.bool_] = ~(gap > width)
+    return close
+
+
 def favoured(logits: Floats, indices: Integers, tie: float) -> Floats:
     """Logits (R, E) moved by no more than a tie's width towards the choice `indices` (R, K).
 

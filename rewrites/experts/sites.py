@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
 from ort_moe.reasons import REASONS
+from ort_moe.rewrites.contrib_experts import is_contrib_moe
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
 from ort_moe.rewrites.experts.node import FORM, is_experts
 from ort_moe.rewrites.experts.tokens import choice_behind
@@ -157,7 +158,7 @@ def _ends(fusion: Fusion) -> dict[ir.Node, ir.Node]:
     """For each router, the first sum of experts that was refused and to which it is the nearest."""
     found: dict[ir.Node, ir.Node] = {}
     for end in fusion.refused:
-        router = _router_before(end)
+        router = None if is_contrib_moe(end) else _router_before(end)
         if router is not None:
             found.setdefault(router, end)
     return found

@@ -1,0 +1,147 @@
+"""Constants of a contrib node, as they lie or made of others one expert after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.values import Array, consumers, label
+from ort_moe.streamed_tensor import StreamedTensor, let_go
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor with an entry for each expert.
+
+    Attributes:
+        dtype: Element type.
+        shape: (E, ...).
+        entry: The numbers of one expert, in `dtype`.
+        values: The initializers that it is made of.
+        as_it_lies: Whether it is the one initializer, perhaps under another type of as many bits or another shape.
+    """
+
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    entry: Callable[[int], Array]
+    values: tuple[ir.Value, ...]
+    as_it_lies: bool = False
+
+    def released_entry(self, expert: int) -> Array:
+        """The numbers of one expert; behind the last one, what was read of the initializers is unmapped."""
+        numbers = np.array(self.entry(expert))
+        if expert == self.shape[0] - 1:
+            for value in self.values:
+                let_go(value.const_value)
+        return numbers
+
+    @property
+    def base(self) -> str:
+        """Name of what it is made of."""
+        return self.values[0].name or "weights"
+
+
+def constant_source(value: ir.Value | None, what: str) -> Source:
+    """The initializer that a value is.
+
+    Args:
+        value: An input of the node.
+        what: What errors call it.
+
+    Raises:
+        Refusal: It is computed or fed, or has no entry for each expert.
+    """
+    assert value is not None
+    made_by = value.producer()
+    if made_by is not None:
+        raise Refusal(f"{what} '{value.name}' are computed by {label(made_by)}", "expert-weights-computed")
+    if value.is_graph_input() and value.is_initializer():
+        raise Refusal(f"{what} '{value.name}' are an input with a default", "weights-as-inputs")
+    tensor = value.const_value
+    if tensor is None:
+        raise Refusal(f"{what} '{value.name}' are an input", "expert-weights-computed")
+    return Source(tensor.dtype, sizes(value), lambda expert: _array(value)[expert], (value,), as_it_lies=True)
+
+
+def sizes(value: ir.Value) -> tuple[int, ...]:
+    """Shape of an initializer."""
+    assert value.const_value is not None
+    return tuple(int(size) for size in value.const_value.shape.numpy())
+
+
+def viewed(source: Source, dtype: ir.DataType, shape: tuple[int, ...]) -> Source:
+    """The same bytes as another type of as many bits, or in another shape."""
+
+    def entry(expert: int) -> Array:
+        return np.ascontiguousarray(source.entry(expert)).view(dtype.numpy()).reshape(shape[1:])
+
+    return Source(dtype, shape, entry, source.values, source.as_it_lies)
+
+
+def cast(source: Source, dtype: ir.DataType) -> Source:
+    """The numbers in a wider type."""
+    if source.dtype == dtype:
+        return source
+    return Source(dtype, source.shape, lambda expert: source.entry(expert).astype(dtype.numpy()), source.values)
+
+
+def rows_joined(first: Source, second: Source) -> Source:
+    """The rows of the first, then those of the second, of each expert."""
+
+    def entry(expert: int) -> Array:
+        parts = [source.entry(expert) for source in (first, second)]
+        # ml_dtypes' arrays go through their bits: not every NumPy routine takes them.
+        bits = [part.view(f"u{part.dtype.itemsize}") for part in parts]
+        return np.concatenate(bits).view(parts[0].dtype)
+
+    experts, rows, *rest = first.shape
+    shape = (experts, rows + second.shape[1], *rest)
+    return Source(first.dtype, shape, entry, (*first.values, *second.values))
+
+
+def require_unshared(sources: Sequence[Source], node: ir.Node) -> None:
+    """Refuse where an initializer would have to be stored a second time.
+
+    Raises:
+        Refusal: Something else reads one that a source is made of anew.
+    """
+    for value in (value for source in sources if not source.as_it_lies for value in source.values):
+        others = [user for user in consumers(value) if user is not node]
+        if others or value.is_graph_output():
+            told = ", ".join(map(label, others)) or "an output of the model"
+            sentence = f"the weights '{value.name}' would have to be copied: they are also read by {told}"
+            raise Refusal(sentence, "expert-weights-shared", others)
+
+
+def register(graph: ir.Graph, source: Source, suffix: str, names: Names) -> ir.Value:
+    """The value that a fused node reads: the initializer itself, or a new one that is made when it is written."""
+    (first, *_) = source.values
+    if source.as_it_lies and first.dtype == source.dtype and sizes(first) == source.shape:
+        return first
+    name = names.unused(f"{source.base}_{suffix}")
+    shape, tensor = ir.Shape(source.shape), first.const_value
+    if source.as_it_lies and isinstance(tensor, ir.ExternalTensor):
+        view: ir.TensorProtocol = ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            source.dtype,
+            shape=shape,
+            name=name,
+            base_dir=tensor.base_dir,
+        )
+    else:
+        view = StreamedTensor(source.released_entry, source.dtype, shape, name)
+    value = ir.Value(name=name, const_value=view, type=ir.TensorType(source.dtype), shape=shape)
+    graph.register_initializer(value)
+    return value
+
+
+def _array(value: ir.Value) -> Array:
+    assert value.const_value is not None
+    return value.const_value.numpy()

@@ -1,0 +1,191 @@
+"""com.microsoft::MoE(x, logits, ...) -> FusedExperts(x, FusedRouter(logits), ...), and the same of QMoE."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
+from ort_moe.rewrites.contrib_experts.block import ContribBlock, is_contrib_moe, read
+from ort_moe.rewrites.contrib_experts.constants import register, require_unshared
+from ort_moe.rewrites.contrib_experts.speed import why_slower
+from ort_moe.rewrites.experts.node import FORM
+from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.router_node import ABSORBED, canonical
+from ort_moe.rewrites.rule import Refusal, RuleInfo
+from ort_moe.rewrites.values import rank
+
+RULE = RuleInfo(
+    "contrib-experts",
+    "MoE(x, logits, W1, W2) -> FusedExperts(x, FusedRouter(logits), W1, W2)",
+    "com.microsoft::MoE and QMoE, where all of ONNX Runtime's kernels read the node in one way and its weights are "
+    "constants. Weights that FusedExperts takes in another order are written anew, one layer at a time. Where "
+    "ONNX Runtime's own kernel is measured to be faster, the node stays.",
+)
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """What came of the contrib nodes of a model.
+
+    Attributes:
+        fused: The FusedExperts in their places.
+        refused: Why the others stay, by node.
+        seconds: Wall time.
+    """
+
+    fused: tuple[ir.Node, ...]
+    refused: dict[ir.Node, Refusal]
+    seconds: float
+
+
+def lift_contrib(model: ir.Model, chosen: Collection[str], target: str) -> Lifted:
+    """Take apart, in place, every contrib node that can be: into a router and its experts.
+
+    Args:
+        model: In canonical form.
+        chosen: Names of the rules to run.
+        target: Where the model shall run.
+    """
+    start = time.perf_counter()
+    fused: list[ir.Node] = []
+    refused: dict[ir.Node, Refusal] = {}
+    names: Names | None = None
+    for node in [node for node in model.graph.all_nodes() if is_contrib_moe(node)]:
+        try:
+            if RULE.name not in chosen:
+                raise Refusal(f"the rule {RULE.name} was left out", "rule-left-out")
+            if node.graph is not model.graph:
+                raise Refusal("it is in a body of If, Loop or Scan", "experts-in-subgraph")
+            block = read(node, target)
+            slower = why_slower(target, block.weight_format)
+            if slower is not None:
+                raise Refusal(slower, "contrib-is-faster")
+            require_unshared([*block.layers.values()], node)
+        except Refusal as refusal:
+            refused[node] = refusal
+            continue
+        names = names or Names(model.graph)
+        fused.append(_replace(block, names))
+    return Lifted(tuple(fused), refused, time.perf_counter() - start)
+
+
+def _replace(block: ContribBlock, names: Names) -> ir.Node:
+    node = block.node
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    writer = _Writer(graph, node, names)
+    x, logits, y = block.x, block.logits, node.outputs[0]
+    for value, shape in ((x, None), (logits, ir.Shape([None, block.experts])), (y, x.shape)):
+        value.type = value.type or ir.TensorType(block.dtype)
+        value.shape = value.shape or shape
+    weights, indices = writer.softmax(block) if block.router_weights is None else writer.choice(block)
+    rows = x if rank(x) == 2 else writer.rows(x, block.hidden)
+    given = {"x": rows, "weights": weights, "indices": indices}
+    for name, source in block.layers.items():
+        given[name] = register(graph, source, name.split("_", 1)[1], names)
+    inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
+    while inputs[-1] is None:
+        inputs.pop()
+    experts = ir.node(
+        FUSED_EXPERTS.name, inputs, dict(block.attributes), domain=DOMAIN, version=VERSION, name=node.name or None
+    )
+    experts.metadata_props.update(node.metadata_props)
+    experts.metadata_props[FORM] = RULE.name
+    graph.insert_before(node, experts)
+    result = experts.outputs[0]
+    result.type, result.shape = ir.TensorType(block.dtype), rows.shape
+    if rows is not x:
+        result.name = names.unused("val")
+        result = writer.like(result, x)
+    kept, result.type, result.shape = y.name, y.type, y.shape
+    y.replace_all_uses_with(result, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    y.name = None
+    result.name = kept
+    return experts
+
+
+class _Writer:
+    """Inserts what stands in front of the FusedExperts."""
+
+    def __init__(self, graph: ir.Graph, before: ir.Node, names: Names) -> None:
+        self._graph, self._before, self._names = graph, before, names
+
+    def softmax(self, block: ContribBlock) -> tuple[ir.Value, ir.Value]:
+        """The choice by a FusedRouter: weights and indices."""
+        given: dict[str, AttributeValue] = {"k": block.k, "score": "softmax", "normalize": int(block.normalize)}
+        attributes = FUSED_ROUTER.complete(canonical(given, biased=False))
+        router = ir.node(
+            FUSED_ROUTER.name, [block.logits], dict(attributes), domain=DOMAIN, version=VERSION, num_outputs=2
+        )
+        router.metadata_props[ABSORBED] = RULE.name
+        weights, indices = self._insert(router, f"{block.node.name}_router")
+        for value, dtype in ((weights, ir.DataType.FLOAT), (indices, ir.DataType.INT32)):
+            value.type, value.shape = ir.TensorType(dtype), _choice_shape(block)
+        return weights, indices
+
+    def choice(self, block: ContribBlock) -> tuple[ir.Value, ir.Value]:
+        """The choice by standard operators: some router's rules make a FusedRouter of it and of what is before it."""
+        topk = ir.node("TopK", [block.logits, self._ints([block.k], "k")], {"axis": -1}, num_outputs=2)
+        best, ids = self._insert(topk, f"{block.node.name}_topk")
+        best.type, ids.type = ir.TensorType(block.dtype), ir.TensorType(ir.DataType.INT64)
+        best.shape = ids.shape = _choice_shape(block)
+        assert block.router_weights is not None
+        weights = self._one("GatherElements", [block.router_weights, ids], {"axis": -1}, block.dtype, ids.shape)
+        if block.dtype != ir.DataType.FLOAT:
+            weights = self._one("Cast", [weights], {"to": ir.DataType.FLOAT}, ir.DataType.FLOAT, ids.shape)
+        if block.normalize:
+            axis, shape = self._ints([-1], "last"), ir.Shape([ids.shape[0], 1])
+            total = self._one("ReduceSum", [weights, axis], {"keepdims": 1}, ir.DataType.FLOAT, shape)
+            weights = self._one("Div", [weights, total], {}, ir.DataType.FLOAT, ids.shape)
+        return weights, self._one("Cast", [ids], {"to": ir.DataType.INT32}, ir.DataType.INT32, ids.shape)
+
+    def rows(self, value: ir.Value, width: int) -> ir.Value:
+        """The value as a matrix of rows."""
+        shape = self._ints([-1, width], "rows_shape")
+        return self._one("Reshape", [value, shape], {}, value.dtype, ir.Shape([None, width]))
+
+    def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
+        """The value in another's shape."""
+        shape = self._one("Shape", [other], {}, ir.DataType.INT64, None)
+        return self._one("Reshape", [value, shape], {}, value.dtype, other.shape)
+
+    def _one(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        attributes: dict[str, int],
+        dtype: ir.DataType | None,
+        shape: ir.Shape | None,
+    ) -> ir.Value:
+        (result,) = self._insert(ir.node(op_type, inputs, attributes))
+        result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
+        return result
+
+    def _insert(self, node: ir.Node, name: str = "") -> tuple[ir.Value, ...]:
+        for value in node.outputs:
+            value.name = self._names.unused("val")
+        node.name = name or f"{node.op_type}_{node.outputs[0].name}"
+        self._graph.insert_before(self._before, node)
+        return tuple(node.outputs)
+
+    def _ints(self, numbers: list[int], base: str) -> ir.Value:
+        name = self._names.unused(base)
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(np.array(numbers, np.int64), name=name),
+            type=ir.TensorType(ir.DataType.INT64),
+            shape=ir.Shape([len(numbers)]),
+        )
+        self._graph.register_initializer(value)
+        return value
+
+
+def _choice_shape(block: ContribBlock) -> ir.Shape:
+    rows = None if block.logits.shape is None else block.logits.shape[0]
+    return ir.Shape([rows, block.k])

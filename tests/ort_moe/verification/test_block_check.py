@@ -1,0 +1,117 @@
+"""Blocks that one of two models computes by a contrib node are held against each other as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+import ort_moe
+from ort_moe.errors import ModelError
+from ort_moe.rewrites import rewrite
+from ort_moe.verification import verify
+from ort_moe.verification.tolerance import near_tied
+from tests.contrib_models import EXPERTS, HIDDEN, ContribCase
+
+
+def layers(case: ContribCase, count: int = 2) -> onnx.ModelProto:
+    """`x = x + MoE(x, x @ gate)`, layer after layer, all of the same weights."""
+    proto = case.model()
+    graph, (moe,) = proto.graph, proto.graph.node
+    rng, dtype = np.random.default_rng(1), case.numpy_type
+    nodes, x = [], "x"
+    for n in range(count):
+        graph.initializer.append(numpy_helper.from_array(rng.normal(size=(HIDDEN, EXPERTS)).astype(dtype), f"gate{n}"))
+        node = onnx.NodeProto()
+        node.CopyFrom(moe)
+        node.name, node.output[0] = f"moe{n}", f"experts{n}"
+        node.input[0], node.input[1] = x, f"logits{n}"
+        nodes.append(helper.make_node("MatMul", [x, f"gate{n}"], [f"made{n}"]))
+        nodes.append(helper.make_node("Reshape", [f"made{n}", "rows_of_logits"], [f"logits{n}"]))
+        nodes += [node, helper.make_node("Add", [x, f"experts{n}"], [x := f"x{n}"])]
+    nodes[-1].output[0] = "y"
+    graph.initializer.append(numpy_helper.from_array(np.array([-1, EXPERTS], np.int64), "rows_of_logits"))
+    del graph.node[:], graph.input[1:]
+    graph.node.extend(nodes)
+    return proto
+
+
+def saved(proto: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "coarse"),
+    [
+        (ContribCase(), False),
+        (ContribCase(rank=3), False),
+        (ContribCase(dtype="float16", rank=3), False),
+        (ContribCase(weight_format="int4", zero_points=True), True),
+        (ContribCase(weight_format="int8", rank=3), True),
+    ],
+    ids=str,
+)
+def test_contrib_blocks_are_held_against_what_replaces_them(case: ContribCase, coarse: bool, tmp_path: Path) -> None:
+    source = saved(layers(case), tmp_path / "model.onnx")
+    report = ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu")
+    verification = report.verification
+    assert verification is not None
+    assert verification.passed
+    assert [(site.node, site.status, site.what) for site in verification.sites] == [
+        ("moe0", "passed", "contrib block"),
+        ("moe1", "passed", "contrib block"),
+    ]
+    assert all(site.rows > 0 for site in verification.sites)
+    assert (verification.tolerance > 1e-2) == coarse
+    assert "each contrib block on the original's own values" in verification.summary
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("beta", 0.5), ("gate_layout", "concat"), ("k", 3), ("normalize", 0)])
+def test_what_is_wrong_is_found(attribute: str, value: Any, tmp_path: Path) -> None:
+    source = saved(layers(ContribCase(rank=3)), tmp_path / "model.onnx")
+    model = ir.load(source)
+    rewrite(model, target="cpu")
+    wrong = next(node for node in model.graph if node.domain == "ort_moe" and attribute in node.attributes)
+    wrong.attributes[attribute] = ir.Attr(attribute, wrong.attributes[attribute].type, value)
+    wrong.overload = ""
+    if attribute == "k":
+        for output in wrong.outputs:
+            output.shape = None
+    model.functions.clear()
+    ir.save(model, tmp_path / "wrong.onnx")
+    verification = verify(source, tmp_path / "wrong.onnx")
+    assert not verification.passed
+    assert verification.failure is not None
+    assert verification.failure.startswith("the first contrib block that differs is moe0: by our kernels: ")
+
+
+def test_a_contrib_block_put_in_the_place_of_others_is_held_too(tmp_path: Path) -> None:
+    model = ir.from_proto(layers(ContribCase()))
+    rewrite(model, target="cpu")
+    ir.save(model, tmp_path / "ours.onnx")
+    contrib = saved(layers(ContribCase()), tmp_path / "contrib.onnx")
+    verification = verify(tmp_path / "ours.onnx", contrib)
+    assert verification.passed
+    assert [(site.status, site.what) for site in verification.sites] == [("passed", "contrib block")] * 2
+
+
+def test_a_node_that_the_cpu_does_not_run_says_what_to_do(tmp_path: Path) -> None:
+    source = saved(ContribCase(weight_format="fp8").model(), tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"nothing was put in place: .*QMoE.*; `--no-verify` writes it all the same"):
+        ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu")
+    report = ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu", verify=False)
+    assert report.matched
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_near_ties() -> None:
+    logits = np.array([[3.0, 1.0, 1.0 + 1e-7], [3.0, 2.0, 1.0], [0.0, np.nan, np.nan]], np.float32)
+    assert near_tied(logits, 2, 1e-5).tolist() == [True, False, True]
+    assert near_tied(logits, 1, 1e-5).tolist()[:2] == [False, False]
+    assert near_tied(logits, 3, 1e-5).tolist() == [False] * 3

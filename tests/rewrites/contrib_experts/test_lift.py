@@ -1,0 +1,348 @@
+"""Contrib nodes become FusedRouter and FusedExperts that return what ONNX Runtime's own kernels do, or stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ort_moe import library
+from ort_moe.rewrites import RewriteResult, rewrite
+from tests.contrib_models import EXPERTS, HIDDEN, INNER, ContribCase, K
+from tests.pairwise import pairwise
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TOLERANCE = {"float32": 2e-6, "float16": 2e-3}
+"""Largest difference by the largest magnitude."""
+COARSE = 4e-2
+"""The same where ONNX Runtime's kernel rounds activations to 8 bits."""
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array], *, with_library: bool = False) -> Array:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if with_library:
+        library.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, feeds)
+    return y
+
+
+def lift(case: ContribCase, target: str = "cpu", **options: Any) -> tuple[ir.Model, RewriteResult]:
+    model = ir.from_proto(case.model())
+    return model, rewrite(model, target=target, **options)
+
+
+def difference(got: Array, expected: Array) -> float:
+    assert got.shape == expected.shape
+    return float(np.abs(got.astype(np.float64) - expected).max() / np.abs(expected).max())
+
+
+def assert_lifts(case: ContribCase, *, against: str = "itself", tolerance: float | None = None) -> ir.Model:
+    """The node becomes two that compute the same, by our kernels and, if they have them, by their bodies.
+
+    Args:
+        case: The node.
+        against: `itself`, or where ONNX Runtime's CPU kernel does not run it, the `dense` node of the same weights.
+        tolerance: What may differ; None: by the type of x.
+    """
+    model, result = lift(case)
+    (site,) = result.experts
+    assert (site.status, site.block, site.form) == ("whole", "whole", "contrib-experts"), site.findings
+    assert (site.experts, site.k, site.hidden, site.inner) == (EXPERTS, case.k, HIDDEN, INNER)
+    assert [node.op_type for node in model.graph if node.domain != ""] == ["FusedRouter", "FusedExperts"]
+    assert result.modified
+    feeds = case.feeds()
+    if against == "itself":
+        expected = run(case.model(), feeds)
+    else:
+        expected = run(case.dense(), {name: value.astype(np.float32) for name, value in feeds.items()})
+    lifted = ir.to_proto(model)
+    allowed = TOLERANCE[case.dtype] if tolerance is None else tolerance
+    assert difference(run(lifted, feeds, with_library=True), expected) <= allowed
+    if all(node.op_identifier() in model.functions for node in model.graph if node.domain == "ort_moe"):
+        assert difference(run(lifted, feeds), expected) <= allowed
+    assert not rewrite(model, target="cpu").modified
+    return model
+
+
+def refusal(case: ContribCase, target: str = "cpu", **options: Any) -> tuple[str, str]:
+    """Code and sentence under which a node stays as it was."""
+    model, result = lift(case, target, **options)
+    (site,) = result.experts
+    (finding,) = site.findings
+    assert (site.status, site.node) == ("left", "moe")
+    assert [node.op_type for node in model.graph] == [model.graph[0].op_type]
+    assert model.graph[0].domain == "com.microsoft"
+    return finding.reason.slug, finding.detail
+
+
+ACTIVATIONS: tuple[dict[str, Any], ...] = (
+    {"activation": "relu", "fusion": None},
+    {"activation": "silu", "fusion": None},
+    {"activation": "gelu", "fusion": 0},
+    {"activation": "identity", "fusion": None},
+    {"activation": "swiglu", "fusion": 1},
+    {
+        "activation": "swiglu",
+        "fusion": 1,
+        "attributes": {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 0.7},
+    },
+)
+CASES = pairwise(
+    {
+        "activation": ACTIVATIONS,
+        "dtype": ("float32", "float16"),
+        "k": (1, K, EXPERTS),
+        "normalize": (0, 1),
+        "bias": (False, True),
+        "rank": (2, 3),
+        "opset": (13, 17, 21),
+    }
+)
+QUANTIZED = pairwise(
+    {
+        "weight_format": ("int4", "int8"),
+        "layout": ("blocks", "rows"),
+        "zero_points": (False, True),
+        "activation": (ACTIVATIONS[0], ACTIVATIONS[5]),
+        "dtype": ("float32", "float16"),
+        "bias": (False, True),
+        "rank": (2, 3),
+        "router_weights": (False, True),
+        "normalize": (0, 1),
+    }
+)
+
+
+def built(fields: dict[str, Any]) -> ContribCase:
+    return ContribCase(**{**fields, **fields["activation"]})
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_moe(fields: dict[str, Any]) -> None:
+    assert_lifts(built(fields))
+
+
+@pytest.mark.parametrize("fields", QUANTIZED, ids=str)
+def test_integers(fields: dict[str, Any]) -> None:
+    case = built(fields)
+    if case.router_weights:
+        model, result = lift(case)
+        (site,) = result.experts
+        assert site.status == "whole"
+        feeds = case.feeds()
+        coarse = case.weight_format == "int8" and case.layout == "blocks"  # 8-bit activations
+        got = run(ir.to_proto(model), feeds, with_library=True)
+        assert difference(got, run(case.model(), feeds)) <= (COARSE if coarse else TOLERANCE[case.dtype])
+    elif not case.normalize:
+        assert refusal(case)[0] == "contrib-form"
+    elif case.weight_format == "int8" and case.layout == "blocks":
+        assert_lifts(case, tolerance=COARSE)
+        assert_lifts(case, against="dense")
+    else:
+        assert_lifts(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nvfp4_packed_along_k(dtype: str) -> None:
+    case = ContribCase(weight_format="nvfp4", layout="K", dtype=dtype, bias=True)
+    assert_lifts(case, tolerance=COARSE)
+    assert_lifts(case, against="dense")
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "layout"),
+    [("nvfp4", "N"), ("mxfp4", "K"), ("mxfp4", "N"), ("fp8", "blocks"), ("fp8", "experts")],
+)
+@pytest.mark.parametrize("activation", [ACTIVATIONS[1], ACTIVATIONS[5]], ids=lambda fields: fields["activation"])
+def test_formats_that_onnx_runtime_runs_on_cuda_alone(
+    weight_format: str, layout: str, activation: dict[str, Any]
+) -> None:
+    case = ContribCase(weight_format=weight_format, layout=layout, bias=True, **activation)
+    assert_lifts(case, against="dense")
+
+
+@pytest.mark.parametrize("weight_format", ["dense", "int4", "fp8"])
+@pytest.mark.parametrize(("activation", "fusion"), [("silu", None), ("swiglu", 0), ("swiglu", 2)])
+def test_gate_and_value_that_are_not_interleaved(weight_format: str, activation: str, fusion: int | None) -> None:
+    case = ContribCase(
+        activation, fusion, separate=fusion != 2, weight_format=weight_format, bias=True, zero_points=True
+    )
+    model = assert_lifts(case, against="dense")
+    (experts,) = [node for node in model.graph if node.op_type == "FusedExperts"]
+    assert experts.attributes["gate_layout"].value == "concat"
+
+
+def test_weights_stay_as_they_lie() -> None:
+    for case in (ContribCase(bias=True), ContribCase(weight_format="int4", zero_points=True)):
+        model, _ = lift(case)
+        (experts,) = [node for node in model.graph if node.op_type == "FusedExperts"]
+        stored, _ = case.constants()
+        named = {value.name for value in experts.inputs if value is not None and value.const_value is not None}
+        assert named == set(stored)
+
+
+def test_repacked_weights_are_made_when_they_are_written() -> None:
+    model, _ = lift(ContribCase(weight_format="nvfp4", layout="N"))
+    lazy = [value for value in model.graph.initializers.values() if isinstance(value.const_value, ir.LazyTensor)]
+    assert [value.name for value in lazy] == ["fc1_weights_weights", "fc2_weights_weights"]
+
+
+def test_weights_in_external_data_are_read_where_they_lie(tmp_path: Any) -> None:
+    case = ContribCase(weight_format="nvfp4", layout="K")
+    proto = case.model()
+    onnx.save(proto, tmp_path / "model.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    model = ir.load(tmp_path / "model.onnx")
+    rewrite(model, target="cpu")
+    ir.save(model, tmp_path / "lifted.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "data", "lifted.onnx"}
+    loaded = onnx.load(tmp_path / "lifted.onnx")
+    got = run(loaded, case.feeds(), with_library=True)
+    assert difference(got, run(case.dense(), case.feeds())) <= TOLERANCE["float32"]
+
+
+def test_a_router_of_router_weights_grows() -> None:
+    """`router_probs` = scores + bias and `router_weights` = scores are a FusedRouter with a bias."""
+    case = ContribCase(weight_format="int4", router_weights=True)
+    proto = case.model()
+    bias = np.linspace(-0.5, 0.5, EXPERTS, dtype=np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(bias, "selection_bias"))
+    nodes = [
+        onnx.helper.make_node("Sigmoid", ["scores_in"], ["router_weights"]),
+        onnx.helper.make_node("Add", ["router_weights", "selection_bias"], ["logits"]),
+    ]
+    for node in reversed(nodes):
+        proto.graph.node.insert(0, node)
+    inputs = [value for value in proto.graph.input if value.name == "x"]
+    inputs.append(onnx.helper.make_tensor_value_info("scores_in", onnx.TensorProto.FLOAT, ["rows", EXPERTS]))
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    model = ir.from_proto(proto)
+    (site,) = rewrite(model, target="cpu").sites
+    assert (site.status, site.attributes and site.attributes["score"], site.inputs) == (
+        "whole",
+        "sigmoid",
+        ("logits", "selection_bias"),
+    )
+    feeds = {"x": case.feeds()["x"], "scores_in": case.feeds()["logits"]}
+    got = run(ir.to_proto(model), feeds, with_library=True)
+    assert difference(got, run(proto, feeds)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize(
+    ("case", "target", "slug", "told"),
+    [
+        (ContribCase(weight_format="int4", prepacked=None), "cuda", "contrib-layout", "weights_prepacked = 0"),
+        (ContribCase(weight_format="int8", prepacked=1), "cpu", "contrib-layout", "weights_prepacked = 1"),
+        (ContribCase(attributes={"use_sparse_mixer": 1}), "cpu", "contrib-form", "use_sparse_mixer"),
+        (ContribCase(attributes={"swiglu_limit_after_activation": 1}), "cpu", "contrib-form", "limit_after"),
+        (ContribCase(attributes={"swiglu_limit": 0.0}), "cpu", "contrib-form", "swiglu_limit is 0"),
+        (ContribCase(fusion=0), "cpu", "contrib-form", "without an fc3"),
+        (ContribCase(activation="tanh", fusion=None), "cpu", "contrib-form", "'tanh'"),
+        (ContribCase(k=7), "cpu", "contrib-form", "7 of 6"),
+        (ContribCase(weight_format="int4", attributes={"expert_weight_bits": 2}), "cpu", "contrib-form", "2 bits"),
+        (
+            ContribCase(weight_format="int4", attributes={"fc1_expert_weight_bits": 8}),
+            "cpu",
+            "contrib-form",
+            "4 and 8 bits",
+        ),
+        (ContribCase(weight_format="mxfp4", attributes={"quant_type": "wfp4afp8"}), "cpu", "contrib-form", "wfp4afp8"),
+        (ContribCase(weight_format="int4"), "cuda", "contrib-is-faster", "int4"),
+        (ContribCase(weight_format="mxfp4"), "cuda", "contrib-is-faster", "1.42 times"),
+        (
+            ContribCase("silu", None, separate=True, weight_format="nvfp4"),
+            "cpu",
+            "contrib-form",
+            "lacks the global scale of fc3",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refused(case: ContribCase, target: str, slug: str, told: str) -> None:
+    assert refusal(case, target)[0] == slug
+    assert told in refusal(case, target)[1]
+
+
+def test_older_shapes_are_refused() -> None:
+    case = ContribCase("relu", None)
+    proto = case.model()
+    for tensor in proto.graph.initializer:
+        tensor.dims[1], tensor.dims[2] = tensor.dims[2], tensor.dims[1]
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
+    assert [finding.reason.slug for finding in site.findings] == ["contrib-layout"]
+
+
+def test_mxfp4_of_square_layers_is_refused() -> None:
+    """Of a layer of as many rows as elements, the shape does not tell along which axis two share a byte."""
+    case = ContribCase("relu", None, weight_format="mxfp4", layout="N")
+    proto = case.model()
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for layer in ("fc1", "fc2"):
+        constants[f"{layer}_weights"].dims[:] = [EXPERTS, INNER, INNER // 2]
+        constants[f"{layer}_scales"].dims[:] = [EXPERTS, INNER, INNER // 32]
+        for part in ("weights", "scales"):
+            tensor = constants[f"{layer}_{part}"]
+            tensor.raw_data = bytes(int(np.prod(tensor.dims)))
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name in ("x", "y"):
+            value.type.tensor_type.shape.dim[-1].dim_value = INNER
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
+    (finding,) = site.findings
+    assert (finding.reason.slug, "either axis" in finding.detail) == ("contrib-layout", True)
+
+
+@pytest.mark.parametrize("name", ["fc1_weights", "fc2_bias"])
+def test_weights_that_are_fed_are_refused(name: str) -> None:
+    case = ContribCase(bias=True)
+    proto = case.model()
+    (tensor,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+    proto.graph.initializer.remove(tensor)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
+    assert [finding.reason.slug for finding in site.findings] == ["expert-weights-computed"]
+
+
+def test_weights_of_two_nodes_are_shared_but_not_copied() -> None:
+    for case, statuses in (
+        (ContribCase(), ["whole", "whole"]),
+        (ContribCase(weight_format="nvfp4", layout="N"), ["left", "left"]),
+    ):
+        proto = case.model()
+        second = onnx.NodeProto()
+        second.CopyFrom(proto.graph.node[0])
+        second.name, second.output[0] = "moe2", "y2"
+        (k,) = [attribute for attribute in second.attribute if attribute.name == "k"]
+        k.i = 3
+        proto.graph.node.append(second)
+        proto.graph.output.append(onnx.helper.make_tensor_value_info("y2", onnx.TensorProto.FLOAT, None))
+        result = rewrite(ir.from_proto(proto), target="cpu")
+        assert [site.status for site in result.experts] == statuses
+
+
+def test_a_rule_left_out() -> None:
+    assert refusal(ContribCase(), skip=("contrib-experts",))[0] == "rule-left-out"
+
+
+def test_a_node_in_a_branch_is_refused() -> None:
+    proto = ContribCase().model()
+    body = onnx.helper.make_graph(
+        [proto.graph.node[0]], "branch", [], [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    )
+    other = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["same"])],
+        "other",
+        [],
+        [onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, None)],
+    )
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("on", onnx.TensorProto.BOOL, []))
+    del proto.graph.node[:]
+    proto.graph.node.append(onnx.helper.make_node("If", ["on"], ["y"], then_branch=body, else_branch=other))
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
+    assert [finding.reason.slug for finding in site.findings] == ["experts-in-subgraph"]
