@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ort_moe.experts_wording import phrase
 from ort_moe.printable import Printable, paragraph
@@ -83,9 +83,19 @@ class Explanation(Printable):
 
 
 def explain(
-    source: str | os.PathLike[str], *, rules: Collection[str] | None = None, skip: Collection[str] = ()
+    source: str | os.PathLike[str],
+    *,
+    target: Literal["cuda", "cpu"] = "cuda",
+    rules: Collection[str] | None = None,
+    skip: Collection[str] = (),
 ) -> Explanation:
     """Rewrites a model in memory and tells what became of each site; nothing is written.
+
+    Args:
+        source: An ONNX model.
+        target: Where the model shall run.
+        rules: The only rules to apply, by name; None: all.
+        skip: Rules not to apply.
 
     Raises:
         ModelError: The model cannot be read.
@@ -94,7 +104,7 @@ def explain(
     from ort_moe.model_io import load_model
     from ort_moe.rewrites import rewrite
 
-    result = rewrite(load_model(source), rules=rules, skip=skip)
+    result = rewrite(load_model(source), rules=rules, skip=skip, target=target)
     return Explanation(result.sites, result.findings, experts=result.experts)
 
 

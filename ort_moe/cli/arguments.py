@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+TargetName = Literal["cuda", "cpu"]
+
+
+class Target(StrEnum):
+    """Where the model shall run."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+    @property
+    def name_of_api(self) -> TargetName:
+        """As the API calls it."""
+        names: dict[str, TargetName] = {"cuda": "cuda", "cpu": "cpu"}
+        return names[self.value]
+
+
+TargetOption = Annotated[
+    Target, typer.Option(help="Where the model shall run: what ONNX Runtime itself computes faster there stays.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
 
 

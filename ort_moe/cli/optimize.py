@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import ModelPath, check_rules, names
+from ort_moe.cli.arguments import ModelPath, Target, TargetOption, check_rules, names
 from ort_moe.cli.console import progress, show
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
-
-
-class Target(StrEnum):
-    """Where the model shall run."""
-
-    cuda = "cuda"
-    cpu = "cpu"
 
 
 def optimize(
@@ -27,9 +19,7 @@ def optimize(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the result goes.", show_default=False)
     ] = None,
-    target: Annotated[
-        Target, typer.Option(help="Where the model shall run; cuda and cpu give the same model today.")
-    ] = Target.cuda,
+    target: TargetOption = Target.cuda,
     rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone.")] = None,
     skip: Annotated[str | None, typer.Option(metavar="A,B", help="Do not apply these rules.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
@@ -64,7 +54,7 @@ def optimize(
             result = run(
                 model,
                 None if dry_run else output,
-                target="cpu" if target is Target.cpu else "cuda",
+                target=target.name_of_api,
                 rules=only,
                 skip=without,
                 verify=verify,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.ops import OPS
 from ort_moe.rewrites import RULES
+from tests.contrib_models import ContribCase
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.conftest import SetWheels
 from tests.ort_moe.tiny_models import fused, save
@@ -52,6 +54,12 @@ def test_explain_layer(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("explain", source, "--layer", 1)
     assert outcome.code == ExitCode.USAGE
     assert "there is no site 1: there are 1" in outcome.err
+
+
+def test_explain_for_a_target(ort_moe: Command, tmp_path: Path) -> None:
+    onnx.save(ContribCase(weight_format="int4").model(), tmp_path / "qmoe.onnx")
+    assert "OM023 contrib-is-faster" in ort_moe("explain", tmp_path / "qmoe.onnx").out
+    assert "weights in int4" in ort_moe("explain", tmp_path / "qmoe.onnx", "--target", "cpu").out
 
 
 def test_doctor(ort_moe: Command) -> None:
