@@ -37,7 +37,7 @@ _OLDEST_IR_VERSION = 10
 def attach_functions(model: ir.Model) -> int:
     """Give every FusedRouter and FusedExperts, those in bodies too, its function; the number of functions added.
 
-    But for those whose routing maps are read, which no function makes, and experts in a packed format.
+    But for those whose routing maps are read, which no function makes, and experts whose weights are in float8.
     """
     added = 0
     opset = model.graph.opset_imports[""]
@@ -48,7 +48,7 @@ def attach_functions(model: ir.Model) -> int:
             if router.has_maps:
                 continue
             node.overload, function = _overload(router, opset), partial(build_function, router, opset)
-        elif is_experts(node) and body.has_portable_form(node):
+        elif is_experts(node) and body.has_portable_form(node, opset):
             node.overload, function = body.overload(node, opset), partial(body.build_function, node, opset)
         else:
             continue

@@ -17,17 +17,19 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, ROUTING_MAPS, VERSION, AttributeValue
+from ort_moe.rewrites.experts.body_weights import Matrices, is_portable, stored_sizes
 from ort_moe.rewrites.values import dim
 
-_TAKEN = ("x", "weights", "indices", "fc1_weights", "fc1_bias", "fc2_weights", "fc2_bias", "residual")
-"""The inputs that a body takes: those of dense weights, without routing maps."""
+_MAPS = {tensor.name for tensor in ROUTING_MAPS}
+"""The inputs that no body takes."""
 
 
-def has_portable_form(node: ir.Node) -> bool:
-    """Whether standard operators stand for the node: dense weights, and maps that are built inside."""
-    given = {tensor.name for tensor, value in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False) if value is not None}
-    return _attributes(node).get("weight_format") == "dense" and given <= set(_TAKEN) and _has_known_type(node)
+def has_portable_form(node: ir.Node, opset: int) -> bool:
+    """Whether standard operators of this version stand for the node: weights they gather, and maps built inside."""
+    given = _given(node)
+    known = given["x"].dtype is not None and dim(given["fc1_weights"], 0) is not None and _sizes(node) is not None
+    return is_portable(_attributes(node).get("weight_format"), opset) and not _MAPS & set(given) and known
 
 
 def overload(node: ir.Node, opset: int) -> str:
@@ -38,6 +40,7 @@ def overload(node: ir.Node, opset: int) -> str:
         "attributes": {name: str(value) for name, value in sorted(attributes.items())},
         "inputs": [value is not None for value in node.inputs],
         "experts": str(dim(given["fc1_weights"], 0)),
+        "sizes": None if attributes["weight_format"] == "dense" else _sizes(node),
         "type": str(given["x"].dtype),
         "opset": opset,
         "version": VERSION,
@@ -60,7 +63,9 @@ def build_function(node: ir.Node, opset: int) -> ir.Function:
     assert experts is not None
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False)]
     named = {value.name or "": value for value in inputs if value.name in given}
-    body = _Body(ExpertsConfig.from_attributes(attributes), dtype, experts)
+    sizes = _sizes(node)
+    assert sizes is not None
+    body = _Body(ExpertsConfig.from_attributes(attributes), dtype, experts, sizes)
     y = body.write(named)
     y.name = FUSED_EXPERTS.outputs[0].name
     graph = ir.Graph(inputs, [y], nodes=body.tape.nodes, opset_imports={"": opset})
@@ -80,10 +85,14 @@ def _given(node: ir.Node) -> Mapping[str, ir.Value]:
     }
 
 
-def _has_known_type(node: ir.Node) -> bool:
+def _sizes(node: ir.Node) -> dict[str, tuple[int, int]] | None:
+    """N and the last length of the weights of each layer; dense ones need none."""
     given = _given(node)
-    x, fc1 = given.get("x"), given.get("fc1_weights")
-    return x is not None and x.dtype is not None and dim(fc1, 0) is not None
+    found = {layer: stored_sizes(given, layer) for layer in ("fc1", "fc2")}
+    if _attributes(node).get("weight_format") == "dense":
+        return dict.fromkeys(found, (0, 0))
+    sizes = {layer: size for layer, size in found.items() if size is not None}
+    return sizes if len(sizes) == len(found) else None
 
 
 class _Body:
@@ -92,7 +101,10 @@ class _Body:
     K stands before the last axis: (..., K, N) are the rows of a token's choices.
     """
 
-    def __init__(self, config: ExpertsConfig, dtype: ir.DataType, experts: int) -> None:
+    def __init__(
+        self, config: ExpertsConfig, dtype: ir.DataType, experts: int, sizes: Mapping[str, tuple[int, int]]
+    ) -> None:
+        self._sizes = sizes
         self.tape = ir.tape.Tape()
         self._config = config
         self._dtype = dtype
@@ -106,10 +118,10 @@ class _Body:
         weights = self._op("Unsqueeze", given["weights"], self._ints(-1)) if on_input else None
         # (..., H) -> (..., 1, H, 1), which meets (..., K, N, H).
         x = self._op("Unsqueeze", self._wide(given["x"]), self._ints(-3, -1))
-        rows = self._layer(x, ids, given["fc1_weights"], given.get("fc1_bias"), weights)
+        rows = self._layer("fc1", given, x, ids, weights)
         rows = self._narrow(self._activated(self._wide(rows)))
         rows = self._op("Unsqueeze", self._wide(rows), self._ints(-1))
-        rows = self._wide(self._layer(rows, ids, given["fc2_weights"], given.get("fc2_bias"), None))
+        rows = self._wide(self._layer("fc2", given, rows, ids, None))
         # Rows that are left out are not multiplied with 0, which leaves NaN as it is. The sum is a product of matrices:
         # along an axis from the end, ONNX Runtime 1.28 and older do not reduce what is empty.
         rows = self._op("Where", self._op("Unsqueeze", inside, self._ints(-1)), rows, self._float(0.0))
@@ -121,10 +133,14 @@ class _Body:
         return self._op("Cast", y, to=self._dtype)
 
     def _layer(
-        self, rows: ir.Value, ids: ir.Value, stack: ir.Value, bias: ir.Value | None, weights: ir.Value | None
+        self, layer: str, given: Mapping[str, ir.Value], rows: ir.Value, ids: ir.Value, weights: ir.Value | None
     ) -> ir.Value:
         """(..., K or 1, D, 1) -> (..., K, N), rounded; `weights` (..., K, 1) multiply the product if they go there."""
-        matrices = self._wide(self._op("Gather", stack, ids, axis=0))
+        bias = given.get(f"{layer}_bias")
+        if self._config.weight_format == "dense":
+            matrices = self._wide(self._op("Gather", given[f"{layer}_weights"], ids, axis=0))
+        else:
+            matrices = Matrices(self.tape, self._config, given, layer, self._sizes[layer]).of(ids)
         product = self._op("Squeeze", self._op("MatMul", matrices, rows), self._ints(-1))
         if weights is not None:
             product = self._op("Mul", product, weights)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 
+from ort_moe.rewrites.experts.body_weights import FORMATS
 from ort_moe.rewrites.functions import attach_functions
 from tests.experts_cases import ExpertsCase, experts_cases
 from tests.op_models import op_model, run_session
@@ -29,10 +30,34 @@ def run(case: ExpertsCase) -> Any:
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(experts_cases(formats=("dense",)))
+@given(experts_cases(formats=FORMATS))
 def test_body_agrees_with_the_reference(case: ExpertsCase) -> None:
     case = replace(case, has_maps=False)
     case.check_each(run(case))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(experts_cases(formats=FORMATS[1:], onnx_types=("float", "float16")))
+def test_packed_bodies_agree_with_the_reference(case: ExpertsCase) -> None:
+    case = replace(case, has_maps=False)
+    case.check_each(run(case))
+
+
+def test_nvfp4_has_a_body_where_its_scales_have_a_type() -> None:
+    for opset, functions in ((18, 0), (19, 1)):
+        case = replace(CASE, hidden=32, inner=32, weight_format="nvfp4")
+        model = ir.from_proto(op_model("FusedExperts", case.feeds, case.all_attributes))
+        model.graph.opset_imports[""] = opset
+        assert attach_functions(model) == functions
+
+
+@pytest.mark.parametrize("weight_format", FORMATS[1:])
+def test_packed_weights_are_gathered_before_they_are_widened(weight_format: str) -> None:
+    case = replace(CASE, hidden=32, inner=32, weight_format=weight_format)
+    (function,) = portable(case).functions.values()
+    stacks = {value for value in function.inputs if value.name in ("fc1_weights", "fc2_weights")}
+    readers = [node.op_type for node in function for value in node.inputs if value in stacks]
+    assert readers == ["Gather", "Gather"]
 
 
 def test_one_function_for_equal_layers() -> None:
@@ -57,8 +82,8 @@ def test_node_and_function_agree_on_attributes() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [replace(CASE, has_maps=True), replace(CASE, hidden=32, inner=32, weight_format="nvfp4")],
-    ids=["maps", "nvfp4"],
+    [replace(CASE, has_maps=True), replace(CASE, hidden=32, inner=32, weight_format="fp8")],
+    ids=["maps", "fp8"],
 )
 def test_without_a_body(case: ExpertsCase) -> None:
     model = ir.from_proto(op_model("FusedExperts", case.feeds, case.all_attributes))
