@@ -90,8 +90,8 @@ cudaError_t LaunchWithMaps(RouterParams p, int row_warps, int rows_per_warp, siz
   const int64_t rows_per_block = p.row_warps * rows_per_warp;
   unsigned cluster = 1;
   while (traits.hopper && cluster < kMaxClusterBlocks && cluster * rows_per_block < p.rows) cluster *= 2;
-  const int threads = p.row_warps * kWarp + kMapThreads;
-  const size_t shared_bytes = p.maps.SharedBytes() + p.row_warps * warp_bytes;
+  const int threads = p.row_warps * kWarp + MapThreads(p);
+  const size_t shared_bytes = MapBytes(p) + p.row_warps * warp_bytes;
   return LaunchClusters<kKernel>(cluster, cluster, threads, shared_bytes, stream, p);
 }
 
@@ -99,8 +99,7 @@ template <typename T, int kOwned, RouterKind kKind>
 cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
   const size_t warp_bytes = WarpRow<T, kOwned, kKind>::SharedBytes(p);
   if (p.has_maps) {
-    constexpr int kWarps = kOwned < 32 ? kMaxMapWarpsPerBlock : kMaxMapWarpsPerBlock / 2;  // as shared memory allows
-    return LaunchWithMaps<FusedRouterWarpKernel<T, kOwned, kKind, true>>(p, kWarps, 1, warp_bytes, stream);
+    return LaunchWithMaps<FusedRouterWarpKernel<T, kOwned, kKind, true>>(p, MaxMapRows(kOwned), 1, warp_bytes, stream);
   }
   const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
   return Launch<FusedRouterWarpKernel<T, kOwned, kKind, false>>(Grid(p.rows, warps), warps * kWarp, warps * warp_bytes,

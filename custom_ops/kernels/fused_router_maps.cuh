@@ -1,4 +1,5 @@
-// FusedRouter's maps in the router's own launch: for as many choices as fit the list of routing_maps_list.cuh.
+// FusedRouter's maps in the router's own launch: of one row by routing_maps_set.cuh, of as many as fit the list of
+// routing_maps_list.cuh by that.
 //
 // The launch is one block, or one cluster of up to 8. Some warps of a block route rows and put each row's choices on
 // the list of every block as soon as they are known; the others build the maps from it while the weights are still
@@ -9,12 +10,29 @@
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/routing_maps_list.cuh"
+#include "kernels/routing_maps_set.cuh"
 
 namespace ort_moe {
 
-constexpr int kMapThreads = 160;           // beside those that route
+constexpr int kMapThreads = 160;           // beside those that route more than one row
 constexpr unsigned kMaxClusterBlocks = 8;  // what every device with clusters has
 static_assert(MapsFromList<kMapThreads>::kMaxExperts >= kPartials * kChunk);
+static_assert(MapsFromSet::kMaxExperts >= kPartials * kChunk);
+
+// Of a block with up to `row_warps` warps for rows.
+__host__ __device__ constexpr int MaxThreadsWithMaps(int row_warps, int32_t max_experts) {
+  const int one_row = (1 + MapsFromSet::Warps(max_experts)) * kWarp, more = row_warps * kWarp + kMapThreads;
+  return one_row > more ? one_row : more;
+}
+
+inline int MapThreads(const RouterParams& p) {
+  return p.rows == 1 ? MapsFromSet::Warps(p.experts) * kWarp : kMapThreads;
+}
+
+// Shared memory of a block, beside its rows' own.
+__host__ __device__ inline size_t MapBytes(const RouterParams& p) {
+  return p.rows == 1 ? MapsFromSet::SharedBytes(p.experts) : p.maps.SharedBytes();
+}
 
 // What a router's kernel calls, in this order: every thread makes one; those that build maps call Build and are done;
 // the others call Open behind their WaitForPrevious, Publish and Close while they route, and Finish.
@@ -27,11 +45,18 @@ class RouterMaps {
   }
 
   __device__ int row_warps() const { return p_.row_warps; }
-  __device__ size_t shared_bytes() const { return p_.maps.SharedBytes(); }
+  __device__ size_t shared_bytes() const { return MapBytes(p_); }
   __device__ bool BuildsHere() const { return static_cast<int>(threadIdx.x) >= p_.row_warps * kWarp; }
 
   __device__ void Build() {
-    List list(p_.maps, shared_, static_cast<int>(threadIdx.x) - p_.row_warps * kWarp, kBuilders);
+    const int thread = static_cast<int>(threadIdx.x) - p_.row_warps * kWarp;
+    if (p_.rows == 1) {
+      WaitForPrevious();
+      AllowNext();
+      BlockSync(kClosed, static_cast<int>(blockDim.x));
+      return Set().Write(thread / kWarp, static_cast<int>(blockDim.x) / kWarp - 1, p_.k);
+    }
+    List list(p_.maps, shared_, thread, kBuilders);
     list.Prepare();
     WaitForPrevious();
     AllowNext();
@@ -48,11 +73,13 @@ class RouterMaps {
   // By whole warps, as are Close and Finish.
   __device__ void Open(bool nothing_to_publish) {
     if (blocks_ > 1u) ClusterWait();
+    if (p_.rows == 1) Set().Clear();
     if (nothing_to_publish) Close();
   }
 
   // By the lane that holds the choice.
   __device__ void Publish(int64_t row, int32_t rank, int32_t expert) {
+    if (p_.rows == 1) return Set().Add(rank, expert);
     const int32_t token = static_cast<int32_t>(row), tokens = static_cast<int32_t>(p_.rows);
     const ListedChoice choice(expert, token, rank * tokens + token);
     uint64_t* slot = reinterpret_cast<uint64_t*>(shared_) + choice.row;
@@ -83,6 +110,8 @@ class RouterMaps {
  private:
   using List = MapsFromList<kMapThreads>;
   enum Barrier : int { kBuilders = 1, kClosed = 2 };
+
+  __device__ MapsFromSet Set() const { return MapsFromSet(p_.maps.maps, p_.experts, shared_); }
 
   const RouterParams& p_;
   unsigned char* shared_;

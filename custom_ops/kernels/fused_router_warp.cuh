@@ -14,8 +14,7 @@
 namespace ort_moe {
 
 constexpr int kMaxWarpExperts = kPartials * kChunk;
-constexpr int kMaxWarpsPerBlock = 4;     // without maps
-constexpr int kMaxMapWarpsPerBlock = 8;  // of rows, with maps
+constexpr int kMaxWarpsPerBlock = 4;  // without maps
 
 template <typename T, int kOwned, RouterKind kKind>
 class WarpRow {
@@ -355,8 +354,12 @@ class WarpRow {
   float value_ = 0.0f;  // of the choice
 };
 
+// Rows of a block with maps, a warp each, as shared memory allows.
+__host__ __device__ constexpr int MaxMapRows(int owned) { return owned < 32 ? 8 : 4; }
+
 template <typename T, int kOwned, RouterKind kKind, bool kMaps>
-__global__ void __launch_bounds__(kMaps ? kMaxMapWarpsPerBlock * kWarp + kMapThreads : kMaxWarpsPerBlock * kWarp)
+__global__ void __launch_bounds__(kMaps ? MaxThreadsWithMaps(MaxMapRows(kOwned), kOwned* kWarp)
+                                        : kMaxWarpsPerBlock * kWarp)
     FusedRouterWarpKernel(const __grid_constant__ RouterParams p) {
   using Router = WarpRow<T, kOwned, kKind>;
   extern __shared__ __align__(16) unsigned char shared[];
