@@ -25,11 +25,13 @@ class Example:
         about: What in it produces the code.
         text: Its graph, and functions if any.
         skip: Rules that are switched off.
+        target: What it is rewritten for.
     """
 
     about: str
     text: str
     skip: Collection[str] = ()
+    target: str = "cuda"
 
     def model(self) -> ir.Model:
         """The model, with random weights, its nodes named after their outputs."""
@@ -431,6 +433,31 @@ moe (float[T, 32] x) => (float[T, 32] y)
     y = com.microsoft.QMoE <k = 2, activation_type = "relu", normalize_routing_weights = 1, expert_weight_bits = 4,
         block_size = 32, weights_prepacked = 0> (x, logits, fc1, scales1, "", fc2, scales2)
 }""",
+    ),
+    "no-contrib-form": Example(
+        "With `--target contrib`: the contrib nodes know softmax routers alone.",
+        """\
+moe (float[T, 4] x) => (float[T, 4] y)
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
+ int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}>
+{
+    logits = MatMul (x, gate)
+    scores = Sigmoid (logits)
+    weights, ids = TopK (scores, k)
+    chosen1 = Gather (fc1, ids)
+    column1 = Unsqueeze (x, outer)
+    made1 = MatMul (chosen1, column1)
+    rows1 = Squeeze (made1, last)
+    active = Relu (rows1)
+    column2 = Unsqueeze (active, last)
+    chosen2 = Gather (fc2, ids)
+    made2 = MatMul (chosen2, column2)
+    rows2 = Squeeze (made2, last)
+    column = Unsqueeze (weights, last)
+    weighted = Mul (rows2, column)
+    y = ReduceSum <keepdims = 0> (weighted, one)
+}""",
+        target="contrib",
     ),
 }
 """By the slug of the reason."""

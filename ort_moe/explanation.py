@@ -85,7 +85,7 @@ class Explanation(Printable):
 def explain(
     source: str | os.PathLike[str],
     *,
-    target: Literal["cuda", "cpu"] = "cuda",
+    target: Literal["cuda", "cpu", "contrib"] = "cuda",
     rules: Collection[str] | None = None,
     skip: Collection[str] = (),
 ) -> Explanation:
@@ -93,7 +93,7 @@ def explain(
 
     Args:
         source: An ONNX model.
-        target: Where the model shall run.
+        target: Where the model shall run; or `contrib`, for ONNX Runtime's own nodes in place of ours.
         rules: The only rules to apply, by name; None: all.
         skip: Rules not to apply.
 

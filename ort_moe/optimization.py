@@ -23,7 +23,7 @@ def optimize(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
-    target: Literal["cuda", "cpu"] = "cuda",
+    target: Literal["cuda", "cpu", "contrib"] = "cuda",
     rules: Collection[str] | None = None,
     skip: Collection[str] = (),
     verify: bool = True,
@@ -40,7 +40,8 @@ def optimize(
     Args:
         source: An ONNX model.
         output: Where the result goes; None: a dry run, which writes and verifies nothing.
-        target: Where the model shall run: contrib ops that ONNX Runtime computes faster there stay.
+        target: Where the model shall run: contrib ops that ONNX Runtime computes faster there stay. Or `contrib`:
+            blocks become com.microsoft::MoE and QMoE, which run without our library, where these compute the same.
         rules: The only rules to apply, by name; None: all.
         skip: Rules not to apply.
         verify: Whether to run both models on random inputs and compare them (on the CPU; needs memory for the weights).
@@ -60,10 +61,10 @@ def optimize(
     """
     from ort_moe.model_io import StagedModel, check_target, load_model
     from ort_moe.report import Report, count_operators
-    from ort_moe.rewrites import rewrite
+    from ort_moe.rewrites import TARGETS, rewrite
 
-    if target not in ("cuda", "cpu"):
-        raise ValueError(f"target '{target}' is unknown; the targets are cuda and cpu")
+    if target not in TARGETS:
+        raise ValueError(f"target '{target}' is unknown; the targets are {', '.join(TARGETS)}")
     if output is not None:
         check_target(output, source=source, external_data=external_data, force=force)
     model = load_model(source)
@@ -102,11 +103,13 @@ def optimize(
 
 
 def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
-    """FusedRouter and FusedExperts nodes by their type and what they compute."""
+    """Nodes that stand for routers and experts, by their type and what they compute."""
+    from ort_moe.rewrites.contrib_experts import is_contrib_moe
+
     return Counter(
         (node.op_type, repr([(name, node.attributes[name].value) for name in sorted(node.attributes)]))
         for node in model.graph.all_nodes()
-        if node.domain == DOMAIN and node.op_type in (FUSED_ROUTER.name, FUSED_EXPERTS.name)
+        if (node.domain == DOMAIN and node.op_type in (FUSED_ROUTER.name, FUSED_EXPERTS.name)) or is_contrib_moe(node)
     )
 
 

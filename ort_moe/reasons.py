@@ -173,6 +173,12 @@ _ALL = (
         "ONNX Runtime's own kernel for this contrib node is, as far as it was measured, the faster one.",
         "Nothing: the node stays as it is.",
     ),
+    Reason(
+        "OM024",
+        "no-contrib-form",
+        "For `--target contrib`: no contrib node computes this block in one way on every device.",
+        "Use `--target cuda` or `--target cpu`, for which FusedRouter and FusedExperts are made.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.slug: reason for reason in _ALL}

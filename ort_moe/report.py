@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ort_moe.rewrites import ExpertsSite, Finding, PassRecord, Site
     from ort_moe.verification import Verification
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON document; any change of its form raises it."""
 
 
@@ -38,7 +38,7 @@ class Report(Printable):
     Attributes:
         source: The input.
         output: The output; None where nothing was written.
-        target: `cuda` or `cpu`.
+        target: `cuda`, `cpu` or `contrib`.
         matched: Whether anything was fused that was not before.
         sites: Every site found, with what became of it.
         passes: The passes in order, with their seconds.

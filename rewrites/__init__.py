@@ -24,6 +24,7 @@ from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, pu
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
 from ort_moe.rewrites.contrib_experts import Lifted, is_contrib_moe, lift_contrib
+from ort_moe.rewrites.contrib_experts.retarget import Only, choose_blocks, told_experts, told_sites, write_contrib
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
 from ort_moe.rewrites.experts import Fusion, fuse_experts
@@ -43,6 +44,10 @@ from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
 
 __all__ = ["RULES", "ExpertsSite", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
+
+
+TARGETS = ("cuda", "cpu", "contrib")
+"""Where a model may be written for: our nodes on either device, or ONNX Runtime's contrib ops."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,50 @@ def rewrite(
         model: Any ONNX model with the standard operator set 13 or newer; expert weights are not read.
         rules: Names of the rules to run, from `RULES`; None: all.
         skip: Names of rules not to run.
-        target: Where the model shall run, `cuda` or `cpu`: contrib ops that are faster there stay.
+        target: Where the model shall run, `cuda` or `cpu`: contrib ops that are faster there stay. Or `contrib`: blocks
+            become contrib ops in place of ours, where there are some that compute the same, and others stay.
 
     Raises:
-        ValueError: A name in `rules` or `skip` is not in `RULES`.
+        ValueError: A name in `rules` or `skip` is not in `RULES`; or there is no such target.
         ModelError: The model imports another version of the ort_moe domain, or a standard operator set that is too old;
             or it is not valid.
     """
     chosen = choose(rules, skip)
+    if target not in TARGETS:
+        raise ValueError(f"target '{target}' is unknown; the targets are {', '.join(TARGETS)}")
+    return _rewrite_to_contrib(model, chosen) if target == "contrib" else _rewrite(model, chosen, target)
+
+
+def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResult:
+    """First on a copy that shares the weights, for what has a contrib node is known when it is fused."""
+    start = time.perf_counter()
+    trial = model.clone()
+    tried = _rewrite(trial, chosen, "contrib")
+    blocks = choose_blocks(trial)
+    records = [PassRecord("try", len(blocks.only.experts), time.perf_counter() - start)]
+    result, written = None, 0
+    if blocks.only.experts:
+        result = _rewrite(model, chosen, "contrib", blocks.only)
+        start = time.perf_counter()
+        written = write_contrib(model)
+        clean_up(model)
+        put_in_order(model)
+        _drop_unread_functions(model)
+        records += [*result.passes, PassRecord("write contrib nodes", written, time.perf_counter() - start)]
+    sites, experts = told_sites(model, tried.sites, blocks), told_experts(tried.experts, blocks)
+    return RewriteResult(written > 0, sites, tuple(records), tried.findings, experts)
+
+
+def _drop_unread_functions(model: ir.Model) -> None:
+    """Drop the bodies of our nodes that are gone, and the import of their domain with the last one."""
+    used = {node.op_identifier() for node in model.graph.all_nodes()}
+    for key in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
+        del model.functions[key]
+    if not any(is_router(node) or is_experts(node) for node in model.graph.all_nodes()):
+        model.graph.opset_imports.pop(DOMAIN, None)
+
+
+def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | None = None) -> RewriteResult:
     imports = model.graph.opset_imports
     _check_imports(imports)
     had_import = DOMAIN in imports
@@ -119,12 +160,12 @@ def rewrite(
     records.append(PassRecord("respell", respelt, time.perf_counter() - start))
     before = fingerprint(model.graph)
 
-    lifted = lift_contrib(model, chosen, target)
+    lifted = Lifted((), {}, 0.0) if target == "contrib" else lift_contrib(model, chosen, target)
     if lifted.fused:
         imports[DOMAIN] = VERSION
-    engine = Engine(chosen)
+    engine = Engine(chosen, None if only is None else only.routers)
     grown = engine.run(model)
-    fusion = _and_lifted(fuse_experts(model, chosen), lifted)
+    fusion = _and_lifted(fuse_experts(model, chosen, None if only is None else only.experts), lifted)
     if fusion.fused:
         imports[DOMAIN] = VERSION
         put_in_order(model)

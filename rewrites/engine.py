@@ -124,11 +124,16 @@ class Engine:
     Each router grows by itself: only the nodes around it are offered to the rules and cleaned up after each rewrite, so
     that the time it takes does not depend on the size of the model.
 
+    Args:
+        chosen: Names of the rules.
+        only: Names of the nodes of which a router may be made; None: all.
+
     Attributes:
         seeding: What the seeds refused in the last run.
     """
 
-    def __init__(self, chosen: Collection[str]) -> None:
+    def __init__(self, chosen: Collection[str], only: Collection[str] | None = None) -> None:
+        self._only = only
         self._chosen = chosen
         self._records: dict[str, PassRecord] = {}
         self.seeding = RefusalLog()
@@ -176,6 +181,8 @@ class Engine:
                 types = {op_type for roots in self._seeds.values() for op_type in roots}
                 nodes = [node for node in self._model.graph.all_nodes() if node.op_type in types]
             roots = [node for node in nodes if node.op_type in by_root]
+            if self._only is not None and name.startswith("seed"):
+                roots = [node for node in roots if node.name in self._only]
             applied, _ = self._offer(roots, by_root, self.seeding)
             if applied:
                 nodes = []  # there are others now

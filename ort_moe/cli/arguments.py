@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
-TargetName = Literal["cuda", "cpu"]
+TargetName = Literal["cuda", "cpu", "contrib"]
 
 
 class Target(StrEnum):
@@ -17,16 +17,21 @@ class Target(StrEnum):
 
     cuda = "cuda"
     cpu = "cpu"
+    contrib = "contrib"
 
     @property
     def name_of_api(self) -> TargetName:
         """As the API calls it."""
-        names: dict[str, TargetName] = {"cuda": "cuda", "cpu": "cpu"}
+        names: dict[str, TargetName] = {"cuda": "cuda", "cpu": "cpu", "contrib": "contrib"}
         return names[self.value]
 
 
 TargetOption = Annotated[
-    Target, typer.Option(help="Where the model shall run: what ONNX Runtime itself computes faster there stays.")
+    Target,
+    typer.Option(
+        help="Where the model shall run: what ONNX Runtime itself computes faster there stays. Or contrib: ONNX "
+        "Runtime's own MoE and QMoE in place of our nodes."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
 

@@ -279,7 +279,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             "source": _text("Path of the input."),
             "output": _or_null(_text("Path of the output."), "nothing was written"),
-            "target": _one_of("Where the model shall run.", "cuda", "cpu"),
+            "target": _one_of("Where the model shall run, or whose nodes it has.", "cuda", "cpu", "contrib"),
             "matched": _flag("Whether anything was fused that was not before."),
             "already_fused": _count("FusedRouter nodes that the input held already."),
             "operators": _map("Every operator of either model.", _BEFORE_AFTER),

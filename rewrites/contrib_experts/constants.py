@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import Array, consumers, label
-from ort_moe.streamed_tensor import StreamedTensor, let_go
+from ort_moe.streamed_tensor import StreamedTensor, entry_of, let_go
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def constant_source(value: ir.Value | None, what: str) -> Source:
     tensor = value.const_value
     if tensor is None:
         raise Refusal(f"{what} '{value.name}' are an input", "expert-weights-computed")
-    return Source(tensor.dtype, sizes(value), lambda expert: _array(value)[expert], (value,), as_it_lies=True)
+    return Source(tensor.dtype, sizes(value), lambda expert: entry_of(tensor, expert), (value,), as_it_lies=True)
 
 
 def sizes(value: ir.Value) -> tuple[int, ...]:
@@ -104,6 +104,17 @@ def rows_joined(first: Source, second: Source) -> Source:
     return Source(first.dtype, shape, entry, (*first.values, *second.values))
 
 
+def interleaved(source: Source) -> Source:
+    """The rows of each expert's first half and those of its second in turn."""
+
+    def entry(expert: int) -> Array:
+        numbers = source.entry(expert)
+        rows = len(numbers)
+        return numbers[np.arange(rows).reshape(2, rows // 2).T.reshape(-1)]
+
+    return Source(source.dtype, source.shape, entry, source.values)
+
+
 def require_unshared(sources: Sequence[Source], node: ir.Node) -> None:
     """Refuse where an initializer would have to be stored a second time.
 
@@ -140,8 +151,3 @@ def register(graph: ir.Graph, source: Source, suffix: str, names: Names) -> ir.V
     value = ir.Value(name=name, const_value=view, type=ir.TensorType(source.dtype), shape=shape)
     graph.register_initializer(value)
     return value
-
-
-def _array(value: ir.Value) -> Array:
-    assert value.const_value is not None
-    return value.const_value.numpy()

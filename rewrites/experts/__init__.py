@@ -57,12 +57,13 @@ class Fusion:
     seconds: Mapping[str, float]
 
 
-def fuse_experts(model: ir.Model, chosen: Collection[str]) -> Fusion:
+def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str] | None = None) -> Fusion:
     """Fuse the experts of the model, in place.
 
     Args:
         model: Whose routers have been fused.
         chosen: Names of the rules to run.
+        only: Names of the nodes that end experts which are fused; None: all.
     """
     names: Names | None = None
     fused: list[ir.Node] = []
@@ -80,6 +81,9 @@ def fuse_experts(model: ir.Model, chosen: Collection[str]) -> Fusion:
                 continue
             try:
                 block = form.read(node)
+                ending = block.y.producer()
+                if only is not None and (ending is None or ending.name not in only):
+                    continue
                 if node.graph is not model.graph:
                     raise Refusal("they are in a body of If, Loop or Scan", "experts-in-subgraph")
                 require_valid(block)

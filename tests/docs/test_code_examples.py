@@ -16,7 +16,7 @@ def test_every_code_has_an_example() -> None:
 @pytest.mark.parametrize("slug", EXAMPLES)
 def test_example_produces_its_code(slug: str) -> None:
     example = EXAMPLES[slug]
-    result = rewrite(example.model(), skip=example.skip)
+    result = rewrite(example.model(), skip=example.skip, target=example.target)
     sites = (*result.sites, *result.experts)
     findings = [*result.findings, *(finding for site in sites for finding in site.findings)]
     assert slug in [finding.reason.slug for finding in findings]

@@ -82,7 +82,7 @@ def test_nothing_to_explain() -> None:
 
 @pytest.mark.parametrize("slug", EXAMPLES)
 def test_every_finding_tells_what_to_do(slug: str) -> None:
-    result = rewrite(EXAMPLES[slug].model(), skip=EXAMPLES[slug].skip)
+    result = rewrite(EXAMPLES[slug].model(), skip=EXAMPLES[slug].skip, target=EXAMPLES[slug].target)
     text = str(Explanation(result.sites, result.findings))
     findings = [*result.findings, *(finding for site in result.sites for finding in site.findings)]
     assert text.count("what to do: ") == len(findings)

@@ -44,7 +44,7 @@ def test_fixture(fixture: models.fixtures.Fixture) -> None:
 
 @pytest.mark.parametrize("slug", EXAMPLES)
 def test_every_finding(slug: str) -> None:
-    result = rewrite(EXAMPLES[slug].model(), skip=EXAMPLES[slug].skip)
+    result = rewrite(EXAMPLES[slug].model(), skip=EXAMPLES[slug].skip, target=EXAMPLES[slug].target)
     check("explain", Explanation(result.sites, result.findings).to_dict())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import models.fixtures
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.rewrites import RULES
 from ort_moe.verification import SiteCheck, Verification
@@ -127,7 +128,19 @@ def test_failed_verification(ort_moe: Command, source: Path, monkeypatch: pytest
 def test_unknown_target(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("optimize", source, "--dry-run", "--target", "tpu")
     assert outcome.code == ExitCode.USAGE
-    assert "'tpu' is not one of 'cuda', 'cpu'" in outcome.err
+    assert "'tpu' is not one of 'cuda', 'cpu', 'contrib'" in outcome.err
+
+
+def test_contrib_nodes(ort_moe: Command, tmp_path: Path) -> None:
+    mixtral, glm = (models.fixtures.get(f"{name}_block_dynamo_fp32").path for name in ("mixtral", "glm4_moe"))
+    outcome = ort_moe("optimize", mixtral, "-o", tmp_path / "out.onnx", "--target", "contrib")
+    assert outcome.code == ExitCode.DONE
+    assert "1 router fused whole, with experts" in outcome.out
+    assert "com.microsoft::MoE +1" in outcome.out
+    assert "verified: each contrib block on the original's own values" in outcome.out
+    outcome = ort_moe("optimize", glm, "--dry-run", "--target", "contrib", "--fail-on-no-match")
+    assert outcome.code == ExitCode.NOTHING_MATCHED
+    assert "OM024 no-contrib-form" in outcome.out
 
 
 @pytest.mark.parametrize("option", ["--rules", "--skip"])

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
+import models.fixtures
 import ort_moe
 from ort_moe.errors import ModelError
 from ort_moe.rewrites import rewrite
@@ -99,6 +100,33 @@ def test_a_contrib_block_put_in_the_place_of_others_is_held_too(tmp_path: Path) 
     verification = verify(tmp_path / "ours.onnx", contrib)
     assert verification.passed
     assert [(site.status, site.what) for site in verification.sites] == [("passed", "contrib block")] * 2
+
+
+@pytest.mark.parametrize("name", ["mixtral_block_dynamo_fp32", "qwen3_moe_causal_lm_dynamo_fp32"])
+def test_contrib_nodes_in_the_place_of_an_export(name: str, tmp_path: Path) -> None:
+    fixture = models.fixtures.get(name)
+    report = ort_moe.optimize(fixture.path, tmp_path / "out.onnx", target="contrib")
+    assert report.matched
+    assert report.operators_after["com.microsoft::MoE"] == len(report.experts)
+    verification = report.verification
+    assert verification is not None
+    assert verification.passed
+    assert [(site.status, site.what) for site in verification.sites] == [("passed", "contrib block")] * len(
+        report.experts
+    )
+    assert "fused whole, with experts" in str(report)
+
+
+def test_a_wrong_contrib_node_is_found(tmp_path: Path) -> None:
+    fixture = models.fixtures.get("mixtral_block_dynamo_fp32")
+    model = ir.load(fixture.path)
+    rewrite(model, target="contrib")
+    (node,) = [node for node in model.graph if node.domain == "com.microsoft"]
+    node.attributes["activation_beta"] = ir.AttrFloat32("activation_beta", 0.25)
+    ir.save(model, tmp_path / "wrong.onnx")
+    verification = verify(fixture.path, tmp_path / "wrong.onnx")
+    assert verification.failure is not None
+    assert "by ONNX Runtime's own kernel: rows differ" in verification.failure
 
 
 def test_a_node_that_the_cpu_does_not_run_says_what_to_do(tmp_path: Path) -> None:
