@@ -233,7 +233,7 @@ def test_rules_and_skip(source: Path) -> None:
 
 
 def test_unknown_target(source: Path) -> None:
-    with pytest.raises(ValueError, match="target 'tpu' is unknown; the targets are cuda and cpu"):
+    with pytest.raises(ValueError, match="target 'tpu' is unknown; the targets are cuda, cpu, contrib"):
         optimize(source, target="tpu")  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
         *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
         *("experts", "findings", "verification", "warnings"),
     }
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}
     assert document["operators"]["ort_moe::FusedRouter"] == {"before": 0, "after": 1}
     assert document["sites"][0]["status"] == "whole"
