@@ -74,8 +74,9 @@ class Explanation(Printable):
                     parts += _experts_parts(each)
         apart = [each for each in self.experts if not any(_belong_together(site, each) for site in self.sites)]
         for each in apart:
-            parts += [Text.assemble((each.node, "bold"), " of no known choice"), *_experts_parts(each)]
-        if not self.sites:
+            choice = "makes the choice itself" if each.router == each.node else "of no known choice"
+            parts += [Text.assemble((each.node, "bold"), f" {choice}"), *_experts_parts(each)]
+        if not self.sites and not self.experts:
             parts.append(Text("no router found, and no other TopK: there is nothing to fuse"))
         for finding in self.findings:
             parts += [Text("the model", style="bold"), *finding_parts(finding)]

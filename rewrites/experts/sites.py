@@ -20,7 +20,7 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site, Status
 from ort_moe.rewrites.surroundings import surroundings
-from ort_moe.rewrites.values import RESHAPING, consumers, dim, is_op, label, listed
+from ort_moe.rewrites.values import RESHAPING, consumers, dim, integer, is_op, label, listed
 
 _MOST_NODES = 8192
 """Nodes looked at before a sum of experts; experts written out one by one take ten nodes each."""
@@ -35,7 +35,7 @@ class ExpertsSite:
         node: Name of the FusedExperts, or of the node that makes the choice.
         graph: Name of the graph it is in.
         status: `whole`: one FusedExperts computes them; `left`: they are as they were.
-        router: Name of the node that makes the choice; empty where it is not known.
+        router: Name of the node that makes the choice, which a contrib node does itself; empty where it is not known.
         form: Name of the rule that read them; empty where none did in this run or an earlier one.
         experts: E, where known.
         k: K, where known.
@@ -84,7 +84,9 @@ def collect_experts(
         elif node in ends:
             sites.append(_left(ends[node] or node, _why_left(node, ends[node], fusion, chosen), router=node))
         elif node in fusion.refused and node not in ends.values():
-            sites.append(_left(node, _finding(node, fusion.refused[node])))
+            sites.append(
+                _left(node, _finding(node, fusion.refused[node]), router=node if is_contrib_moe(node) else None)
+            )
     statuses: dict[tuple[str, str], Status] = {(site.graph, site.node): site.status for site in routers}
     return tuple(
         replace(site, block=_both(site.status, statuses.get((site.graph, site.router), site.status))) for site in sites
@@ -131,9 +133,16 @@ def _whole(node: ir.Node) -> ExpertsSite:
 def _left(node: ir.Node, finding: Finding, router: ir.Node | None = None) -> ExpertsSite:
     place, around = router or node, surroundings(node)
     name, graph = place.name or "", _graph_name(place)
-    experts, k = (None, None) if router is None else (dim(router.inputs[0], -1), dim(router.outputs[1], -1))
+    experts, k = (None, None) if router is None else _lengths(router)
     chosen_by = "" if router is None else name
     return ExpertsSite(name, graph, "left", chosen_by, experts=experts, k=k, findings=(finding,), surroundings=around)
+
+
+def _lengths(router: ir.Node) -> tuple[int | None, int | None]:
+    """E and K of a FusedRouter, or of a contrib node, which holds a router."""
+    if is_contrib_moe(router):
+        return dim(router.inputs[1], -1), integer(router, "k", 1)
+    return dim(router.inputs[0], -1), dim(router.outputs[1], -1)
 
 
 def _why_left(router: ir.Node, end: ir.Node | None, fusion: Fusion, chosen: Collection[str]) -> Finding:

@@ -76,7 +76,8 @@ def refusal(case: ContribCase, target: str = "cpu", **options: Any) -> tuple[str
     model, result = lift(case, target, **options)
     (site,) = result.experts
     (finding,) = site.findings
-    assert (site.status, site.node) == ("left", "moe")
+    assert (site.status, site.node, site.router) == ("left", "moe", "moe")
+    assert (site.experts, site.k) == (EXPERTS, case.k)
     assert [node.op_type for node in model.graph] == [model.graph[0].op_type]
     assert model.graph[0].domain == "com.microsoft"
     return finding.reason.slug, finding.detail

@@ -12,6 +12,7 @@ import pytest
 from onnx import compose
 
 import models.fixtures
+from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.rewrites import RewriteResult, rewrite
 from tests.contrib_models import ContribCase
 from tests.rewrites.blocks import HIDDEN, TOKENS, cpu_session
@@ -194,6 +195,23 @@ def test_what_was_lifted_goes_back(weight_format: str, fusion: int) -> None:
     assert no_trace_of_ours(model)
     got = run(ir.to_proto(model), case.feeds())
     assert difference(got, run(case.dense(), case.feeds())) <= (4e-2 if weight_format == "int8" else 2e-6)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_residual_is_added_behind(rank: int) -> None:
+    case = ContribCase(rank=rank)
+    model = ir.from_proto(case.model())
+    rewrite(model, target="cpu")
+    (experts,) = [node for node in model.graph if node.op_type == "FusedExperts"]
+    experts.resize_inputs(len(FUSED_EXPERTS.inputs))
+    experts.replace_input_with(len(FUSED_EXPERTS.inputs) - 1, experts.inputs[0])
+    model.functions.clear()
+    experts.overload = ""
+    expected = run(ir.to_proto(model), case.feeds(), with_library=True)
+    (node,), _ = to_contrib(model)
+    assert no_trace_of_ours(model)
+    assert difference(run(ir.to_proto(model), case.feeds()), expected) <= TOLERANCE["float32"]
+    assert [user.op_type for user in node.outputs[0].consumers()] == ["Add"]
 
 
 def test_formats_that_versions_read_differently_stay() -> None:
