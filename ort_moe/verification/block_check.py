@@ -126,7 +126,7 @@ def _between(result: ir.Value | None, known: set[str | None]) -> tuple[tuple[ir.
 
 
 def contrib_tolerance(nodes: Iterable[ir.Node]) -> Tolerance:
-    """What contrib nodes allow: ONNX Runtime's kernels of quantised experts may round activations to 8 bits."""
+    """What contrib nodes allow: ONNX Runtime's kernels of quantised experts compute in less than float32."""
     types = {"float16": "float16", "bfloat16": "bfloat16"}
     found: set[str] = set()
     for node in nodes:
