@@ -139,6 +139,7 @@ def experts_to_dict(experts: ExpertsSite) -> dict[str, Any]:
         "hidden": experts.hidden,
         "inner": experts.inner,
         "attributes": experts.attributes,
+        "residual": experts.residual,
         "findings": [finding_to_dict(finding) for finding in experts.findings],
         "surroundings": list(experts.surroundings),
     }
@@ -208,9 +209,18 @@ def _experts_parts(experts: ExpertsSite) -> list[RenderableType]:
     if experts.attributes is not None:
         by = experts.form or "of an earlier run"
         parts.append(paragraph(f"fused: {phrase(experts.attributes)}, {experts.inner} inner elements ({by})", indent=4))
+        if experts.residual != "none":
+            parts.append(paragraph(f"added to: {_RESIDUALS[experts.residual]}", indent=4))
     for finding in experts.findings:
         parts += finding_parts(finding)
     return parts
+
+
+_RESIDUALS = {
+    "shared": "what shared experts return",
+    "gated": "what shared experts return, behind a sigmoid gate of their own",
+    "other": "another value, as a residual connection adds it",
+}
 
 
 def _shortened(names: Sequence[str], most: int = 6) -> str:

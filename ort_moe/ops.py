@@ -21,6 +21,10 @@ VERSION = 1
 RUNTIME_VERSION = 1000
 """Version that ONNX Runtime writes for each domain of custom ops it knows, used or not, into a model that it saves."""
 
+SCALED = f"{DOMAIN}.scaled"
+"""Key in the `metadata_props` of a FusedRouter whose scale holds a factor of what its experts returned: the factor, a
+space, and the name that its weights had without it."""
+
 AttributeKind = Literal["int", "float", "string"]
 AttributeValue = int | float | str
 

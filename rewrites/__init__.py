@@ -27,7 +27,7 @@ from ort_moe.rewrites.contrib_experts import Lifted, is_contrib_moe, lift_contri
 from ort_moe.rewrites.contrib_experts.retarget import Only, choose_blocks, told_experts, told_sites, write_contrib
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
-from ort_moe.rewrites.experts import Fusion, fuse_experts
+from ort_moe.rewrites.experts import Fusion, absorb_what_follows, fuse_experts
 from ort_moe.rewrites.experts.node import is_experts, read_routers
 from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
 from ort_moe.rewrites.finding import Finding
@@ -172,6 +172,9 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
     if any(follows_plain_choice(node) for node in fusion.fused):
         grown = engine.run(model)  # a choice that was not seen to be of experts is now
         read_routers(fusion.fused)
+    if fusion.fused and target != "contrib":  # whose nodes add nothing to what their experts return
+        absorb_what_follows(model, fusion.fused)
+        put_in_order(model)
     records.extend(grown)
     records.extend(PassRecord(name, applied, fusion.seconds[name]) for name, applied in fusion.applied.items())
 

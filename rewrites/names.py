@@ -1,4 +1,4 @@
-"""Names for new values: unlike any in the graph, and any in its subgraphs, which see the names around them."""
+"""Names for new values and nodes: unlike any in the graph, and any in its subgraphs, which see those around them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 
 class Names:
-    """The names of values that are taken in a graph and everything in it.
+    """The names of values and nodes that are taken in a graph and everything in it.
 
     Args:
         graph: The outermost graph.
@@ -19,6 +19,7 @@ class Names:
             self._taken.update(value.name for value in each.inputs)
             self._taken.update(each.initializers)
             self._taken.update(value.name for node in each for value in node.outputs)
+            self._taken.update(node.name for node in each)  # some are named after values that have other names by now
 
     def unused(self, base: str) -> str:
         """`base`, or where that is taken, `base` with a number; taken from now on."""

@@ -140,6 +140,11 @@ _EXPERTS = _object(
             _object("Attributes of the FusedExperts.", {a.name: _attribute(a) for a in FUSED_EXPERTS.attributes}),
             "not fused",
         ),
+        "residual": _one_of(
+            "What the FusedExperts adds to their results: `shared` experts, shared ones behind a sigmoid gate of their "
+            "own (`gated`), or any `other` value.",
+            *("none", "shared", "gated", "other"),
+        ),
         "findings": _list("Why they are left.", _ref("finding", "A finding.")),
         "surroundings": _list(
             "Of experts that are left, the nodes around where they end, without weights.",

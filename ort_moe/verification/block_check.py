@@ -6,7 +6,7 @@ nodes between values of the original, alone, on the original's own values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +76,24 @@ def find_blocks(original: ir.Model, optimized: ir.Model) -> list[BlockSite | Sit
     for name, node in {**after, **before}.items():
         if name in before and name in after:
             continue
-        site = _site(node, made.get(name), known) if name in known else None
+        behind = _first_among(node.outputs[0], made if name in before else known)
+        site = None if behind is None else _site(node, made[behind.name], known)
         if site is None:
             detail = f"its output '{name}' is not a value of both models"
             sites.append(SiteCheck(node.name or "", "skipped", detail=detail, what=WHAT))
         else:
             sites.append(site)
     return sites
+
+
+def _first_among(value: ir.Value, names: Container[str | None]) -> ir.Value | None:
+    """The value, or the first that alone is made of it, such as a sum, whose name is among these."""
+    while value.name not in names:
+        users = value.consumers()
+        if len(users) != 1 or value.is_graph_output():
+            return None
+        value = users[0].outputs[0]
+    return value
 
 
 def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> BlockSite | None:

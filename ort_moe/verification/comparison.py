@@ -17,7 +17,7 @@ from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
 from ort_moe.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks, is_contrib_block
-from ort_moe.verification.experts_check import ExpertsSite, check_experts, find_experts
+from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
@@ -102,10 +102,10 @@ class _Comparison:
         self.tolerance = _tolerance(original.model, candidate.model)
         self.outputs = [value.name or "" for value in original.model.graph.outputs]
         inner = [name for site in self.sites for name in site.values]
-        looked_at = [each for each in (*self.experts, *self.blocks) if isinstance(each, ExpertsSite | BlockSite)]
+        looked_at = [each for each in (*self.experts, *self.blocks) if isinstance(each, FusedExpertsSite | BlockSite)]
         inner += [name for each in looked_at for name in each.values]
-        fed = {value.name for value in original.model.graph.inputs}
-        self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in fed]
+        self.fed = {value.name for value in original.model.graph.inputs}
+        self.inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in self.fed]
 
     @property
     def how(self) -> str:
@@ -161,7 +161,7 @@ class _Comparison:
                 ]
                 site_checks += [
                     check_experts(each, captured, self.candidate, self.libraries)
-                    if isinstance(each, ExpertsSite)
+                    if isinstance(each, FusedExpertsSite)
                     else each
                     for each in self.experts
                 ]
@@ -227,7 +227,9 @@ class _Comparison:
                 differ.append((shape, difference, name))
         del run
         if differ:
-            look = self.candidate.session(self.inner, with_library=with_library) if self.inner else None
+            inner = [name for site in self.sites for name in site.own_values]
+            inner = [name for name in dict.fromkeys(inner) if name not in self.outputs and name not in self.fed]
+            look = self.candidate.session(inner, with_library=with_library) if inner else None
             for shape, difference, name in differ:
                 got = {**expected[shape], **look(drawn[shape])} if look is not None else {}
                 tied, where = self._first_difference(expected[shape], got)
@@ -285,7 +287,7 @@ class _Comparison:
             return array.reshape(-1, array.shape[-1])
 
         weights, indices = map(rows, site.routing(expected))
-        own_weights, own_indices = map(rows, site.routing(got))
+        own_weights, own_indices = map(rows, site.own_routing(got))
         if own_indices.shape != indices.shape:
             return SiteCheck(site.name, "failed", detail="its indices have another shape than the original's")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
 from ort_moe.verification.runnable_model import Run, RunnableModel
-from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, ways_to_run
+from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, unscaled, ways_to_run
 from ort_moe.verification.tolerance import coarsest, relative_difference
 
 if TYPE_CHECKING:
@@ -24,19 +24,21 @@ _MOST_ROWS_BY_BODY = 4
 
 
 @dataclass(frozen=True)
-class ExpertsSite:
+class FusedExpertsSite:
     """A FusedExperts and the values of the original that it stands for.
 
     Attributes:
         node: The node in the optimised model.
         fed: Name in the original of each input that is no constant, by the input's name in the op table; the node may
             have it in another type, or as another view.
-        returned: Name of what it returns, in both models.
+        returned: Name of what it returns, perhaps as another view, in both models.
+        factor: What its weights are to the original's: what that multiplies the experts' results with.
     """
 
     node: ir.Node
     fed: Mapping[str, str]
     returned: str
+    factor: float = 1.0
 
     @property
     def name(self) -> str:
@@ -51,7 +53,7 @@ class ExpertsSite:
 
 def find_experts(
     original: ir.Model, optimized: ir.Model, without: Collection[ir.Node] = ()
-) -> list[ExpertsSite | SiteCheck]:
+) -> list[FusedExpertsSite | SiteCheck]:
     """The nodes in graph order; a skipped check in place of those whose values have not kept their names.
 
     Args:
@@ -60,7 +62,7 @@ def find_experts(
         without: Nodes that are looked at elsewhere.
     """
     known = names_in(original)
-    sites: list[ExpertsSite | SiteCheck] = []
+    sites: list[FusedExpertsSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
         if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name) and node not in without:
             site = _site(node, known, optimized.graph)
@@ -71,24 +73,45 @@ def find_experts(
     return sites
 
 
-def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> ExpertsSite | str:
+def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> FusedExpertsSite | str:
     """The site, or why there is none."""
     if node.graph is not graph:
         return "it lies in a subgraph, whose values cannot be looked at"
     fed: dict[str, str] = {}
+    factor = 1.0
     for name, value in zip(_INPUTS, node.inputs, strict=False):
         if value is None or value.const_value is not None:
             continue
         if name not in _FED and name != "residual":
             return f"its input '{name}' is computed by the model"
         source = _named_before(value, known) or named_alike(value, known)
+        if source is None and name == "weights" and (scaled := _unscaled(value)) is not None:
+            source, factor = scaled
         if source is None:
             return f"its input '{value.name}' is not a value of the original"
         fed[name] = source
-    returned = node.outputs[0].name
-    if returned not in known:
-        return f"its output '{returned}' is not a value of the original"
-    return ExpertsSite(node, fed, returned or "")
+    returned = _named_behind(node.outputs[0], known)
+    if returned is None:
+        return f"its output '{node.outputs[0].name}' is not a value of the original"
+    return FusedExpertsSite(node, fed, returned, factor)
+
+
+def _named_behind(value: ir.Value, known: set[str | None]) -> str | None:
+    """Name of the value, or of the one view or cast of it, that the original has too."""
+    while value.name not in known:
+        users = value.consumers()
+        if len(users) != 1 or users[0].op_type not in ("Cast", "Reshape", "Unsqueeze", "Squeeze"):
+            return None
+        value = users[0].outputs[0]
+    return value.name
+
+
+def _unscaled(value: ir.Value | None) -> tuple[str, float] | None:
+    """Of weights, perhaps as another view, that a router scales for its experts: the name without that, and by what."""
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in ("Cast", "Reshape"):
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return None if node is None else unscaled(node)
 
 
 def _named_before(value: ir.Value | None, known: set[str | None]) -> str | None:
@@ -104,7 +127,7 @@ def _named_before(value: ir.Value | None, known: set[str | None]) -> str | None:
 
 
 def check_experts(
-    site: ExpertsSite, captured: Sequence[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
+    site: FusedExpertsSite, captured: Sequence[Mapping[str, Any]], optimized: RunnableModel, libraries: tuple[bool, ...]
 ) -> SiteCheck:
     """Feeds the original's rows, weights and indices to the node alone and compares what it returns.
 
@@ -138,7 +161,7 @@ def check_experts(
     return SiteCheck(site.name, "passed", rows, 0, largest, "", WHAT)
 
 
-def _call(site: ExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:
+def _call(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:
     """What the node is fed, as matrices of rows in its types, and what it should return; no more rows than `most`."""
     import numpy as np
 
@@ -149,18 +172,20 @@ def _call(site: ExpertsSite, values: Mapping[str, Any], most: int | None) -> tup
         array = values[source]
         width = expected.shape[-1] if name in ("x", "residual") else _width(site, name, array)
         array = array.reshape(-1, width)
+        if name == "weights":
+            array = array.astype(np.float32) * np.float32(site.factor)
         types = {"weights": np.dtype(np.float32), "indices": np.dtype(np.int32)}
         feeds[name] = array.astype(types.get(name, expected.dtype))[:most]
     return feeds, expected[:most]
 
 
-def _width(site: ExpertsSite, name: str, array: Any) -> int:
+def _width(site: FusedExpertsSite, name: str, array: Any) -> int:
     value = site.node.inputs[_INPUTS.index(name)]
     width = None if value is None or value.shape is None else value.shape[-1]
     return width if isinstance(width, int) else int(array.shape[-1])
 
 
-def _run_alone(site: ExpertsSite, feeds: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
+def _run_alone(site: FusedExpertsSite, feeds: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:
     import onnx_ir as ir
 
     types = {name: ir.DataType.from_numpy(array.dtype) for name, array in feeds.items()}

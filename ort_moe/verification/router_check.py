@@ -16,6 +16,7 @@ from ort_moe.verification.site import (
     named_alike,
     names_in,
     run_alone,
+    unscaled,
     ways_to_run,
 )
 from ort_moe.verification.tolerance import Tolerance, by_expert, coarsest, favoured, relative_difference
@@ -32,10 +33,12 @@ class RouterSite:
     Attributes:
         node: The node in the optimised model.
         logits: Name of its logits, in both models.
-        weights: Name of its mixing weights, perhaps after a cast, in both models; None where nothing reads them, so
+        weights: Name of its mixing weights in the original, perhaps after a cast; None where nothing reads them, so
             that they need not be what the original's choice had for values.
-        indices: The same of its indices.
+        indices: Name of its indices, perhaps after a cast, in both models.
         computed: Names of its other inputs that are no constants, in both models.
+        own_weights: Name of its mixing weights in the optimised model, perhaps after a cast.
+        factor: What they are to the original's: what that multiplies its experts' results with.
     """
 
     node: ir.Node
@@ -43,6 +46,8 @@ class RouterSite:
     weights: str | None
     indices: str
     computed: tuple[str, ...]
+    own_weights: str | None
+    factor: float = 1.0
 
     @property
     def name(self) -> str:
@@ -54,9 +59,21 @@ class RouterSite:
         """The values that the check needs."""
         return (self.logits, *self.computed, *([] if self.weights is None else [self.weights]), self.indices)
 
+    @property
+    def own_values(self) -> tuple[str, ...]:
+        """What `own_routing` needs of the optimised model."""
+        return (self.logits, *([] if self.own_weights is None else [self.own_weights]), self.indices)
+
     def routing(self, values: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Weights and indices (..., K) among a run's values by name; all weights are 1 where nothing reads them."""
-        return self.as_read(None if self.weights is None else values[self.weights], values[self.indices])
+        """Weights and indices (..., K) among the original's values by name; weights of 1 where nothing reads them."""
+        weights = None if self.weights is None else values[self.weights]
+        if self.factor != 1.0 and weights is not None:
+            weights = (weights * self.factor).astype(weights.dtype)
+        return self.as_read(weights, values[self.indices])
+
+    def own_routing(self, values: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The same among the optimised model's values."""
+        return self.as_read(None if self.own_weights is None else values[self.own_weights], values[self.indices])
 
     def as_read(self, weights: Any, indices: Any) -> tuple[Any, Any]:
         """The routing, with weights of 1 where nothing reads them."""
@@ -97,11 +114,16 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> RouterSite 
         if value.name not in known:
             return f"its input '{value.name}' is not a value of the original"
     weights, indices = (named_alike(value, known) for value in node.outputs[:2])
+    own_weights, factor = weights, 1.0
+    if weights is None and (scaled := unscaled(node)) is not None and scaled[0] in known:
+        own_weights, (weights, factor) = node.outputs[0].name, scaled
     is_read = bool(node.outputs[0].uses()) or node.outputs[0].is_graph_output()
     if indices is None or (is_read and weights is None):
         return f"its {'indices' if indices is None else 'weights'} are not a value of the original"
-    weights = weights if is_read else None
-    return RouterSite(node, logits.name or "", weights, indices, tuple(value.name or "" for value in computed))
+    if not is_read:
+        weights = own_weights = None
+    names = tuple(value.name or "" for value in computed)
+    return RouterSite(node, logits.name or "", weights, indices, names, own_weights, factor)
 
 
 def check_site(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ort_moe.ops import DOMAIN
+from ort_moe.ops import DOMAIN, SCALED
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 
 if TYPE_CHECKING:
@@ -54,6 +54,12 @@ def named_alike(value: ir.Value, known: set[str | None]) -> str | None:
         if user.op_type == "Cast" and (found := named_alike(user.outputs[0], known)) is not None:
             return found
     return None
+
+
+def unscaled(node: ir.Node) -> tuple[str, float] | None:
+    """Name of the weights of a router that took its experts' constant factor over, without it, and the factor."""
+    factor, _, name = node.metadata_props.get(SCALED, "").partition(" ")
+    return (name, float(factor)) if name else None
 
 
 def has_body(node: ir.Node, model: ir.Model) -> bool:

@@ -7,7 +7,7 @@ tokens' rows; nothing is rewritten until all of it is read. What forms have in c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -15,11 +15,12 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_valid
+from ort_moe.rewrites.experts.residual import absorb_behind
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import is_op
 
-__all__ = ["EXPERTS_RULES", "Fusion", "fuse_experts", "is_experts"]
+__all__ = ["EXPERTS_RULES", "Fusion", "absorb_what_follows", "fuse_experts", "is_experts"]
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,10 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
         applied[form.rule.name] = len(fused) - before
         seconds[form.rule.name] = time.perf_counter() - start
     return Fusion(tuple(fused), refused, applied, seconds)
+
+
+def absorb_what_follows(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
+    """Let these FusedExperts do what is done to what they return, in place; the graph may be out of order behind."""
+    names = Names(model.graph)
+    for node in nodes:
+        absorb_behind(node, names)

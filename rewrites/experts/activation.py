@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ort_moe.ops import AttributeValue
 from ort_moe.rewrites.contrib import CONTRIB
 from ort_moe.rewrites.experts.halves import Half, read_half
-from ort_moe.rewrites.experts.tokens import plain
+from ort_moe.rewrites.experts.tokens import named, plain
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import is_op, label, may_spread, operands, scalar
 
@@ -26,11 +26,15 @@ _TOLERANCE = {ir.DataType.FLOAT: 1e-5, ir.DataType.FLOAT16: 1e-3, ir.DataType.BF
 
 _ERF = {1: math.sqrt(0.5)}
 _TANH = {1: math.sqrt(2.0 / math.pi), 3: math.sqrt(2.0 / math.pi) * 0.044715}
+_TWICE_TANH = {power: 2.0 * coefficient for power, coefficient in _TANH.items()}
+"""Of the sigmoid that is (tanh + 1) / 2."""
 _OTHER_FUNCTIONS = (
     "Abs", "Celu", "Elu", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "PRelu", "Reciprocal",
     "Selu", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh", "ThresholdedRelu", "Where",
 )  # fmt: skip
 """Functions of which an activation may be made that FusedExperts has not."""
+_SLOPES = {(CONTRIB, "QuickGelu"): 1.702, ("", "Swish"): 1.0}
+"""Operators that are x * sigmoid(alpha * x), with what alpha is where it is left out."""
 _HIGHEST_POWER = 3
 _DEEPEST = 8
 """Steps of a polynomial; that of gelu's tanh has 5."""
@@ -45,11 +49,13 @@ class Activation:
         rows: What the first layer made, flat rows of N; or the gates alone, where the values come from elsewhere.
         attributes: Those of FusedExperts that it decides.
         value_rows: The values, where they are not a half of the same rows.
+        value_first: Whether the values are the first half of the rows, or their even elements.
     """
 
     rows: ir.Value
     attributes: Mapping[str, AttributeValue]
     value_rows: ir.Value | None = None
+    value_first: bool = False
 
 
 @dataclass
@@ -86,7 +92,8 @@ def read_activation(value: ir.Value, dtype: ir.DataType, width: int) -> Activati
     Raises:
         Refusal: FusedExperts has no such activation.
     """
-    factor, factors = _factors(plain(value, dtype), dtype, value)
+    value = plain(value, dtype)
+    factor, factors = _factors(value, dtype, value)
     for each in factors:
         made_by = None if each.argument.of is None else each.argument.of.producer()
         if made_by is not None and is_op(made_by, *_OTHER_FUNCTIONS):
@@ -154,13 +161,13 @@ def _gated(
         alone = {**attributes, "gate_layout": "concat"}
         return Activation(plain(gate_source, dtype), alone, plain(value_source, dtype))
     if first is None or second is None:
-        sentence = f"'{gate_source.name}' and '{value_source.name}' are not the halves of one layer's rows"
+        sentence = f"{named(gate_source)} and {named(value_source)} are not the halves of one layer's rows"
         raise Refusal(sentence, "experts-form")
     rows = _rows_of_halves(first, second, dtype)
     if rows is None:
-        sentence = f"the gate '{gate_source.name}' is not the first half of the rows of which the value is the second"
-        raise Refusal(sentence, "experts-form")
-    return Activation(rows, {**attributes, "gate_layout": first.layout})
+        told = f"the gate {named(gate_source)} and the value {named(value_source)}"
+        raise Refusal(f"{told} are not the two halves of the same rows", "experts-form")
+    return Activation(rows, {**attributes, "gate_layout": first.layout}, value_first=first.place == 1)
 
 
 def _is_first_half(value: ir.Value | None, dtype: ir.DataType, width: int) -> bool:
@@ -169,7 +176,7 @@ def _is_first_half(value: ir.Value | None, dtype: ir.DataType, width: int) -> bo
 
 
 def _rows_of_halves(first: Half, second: Half, dtype: ir.DataType) -> ir.Value | None:
-    if first.layout != second.layout or (first.place, second.place) != (0, 1):
+    if first.layout != second.layout or first.place == second.place:
         return None
     rows = plain(first.rows, dtype)
     return rows if plain(second.rows, dtype) is rows else None
@@ -186,8 +193,11 @@ def _named(
         return math.isclose(factor, expected, rel_tol=tolerance)
 
     is_plain = all(argument.is_close({1: 1.0}, 0.0) for argument in arguments)
-    if names == ["sigmoid"] and beside == 1 and is_factor(1.0) and set(arguments[0].coefficients) <= {1}:
-        return {"activation": "silu", "alpha": arguments[0].coefficients.get(1, 0.0)}
+    if names == ["sigmoid"] and beside == 1 and is_factor(1.0):
+        if set(arguments[0].coefficients) <= {1}:
+            return {"activation": "silu", "alpha": arguments[0].coefficients.get(1, 0.0)}
+        if arguments[0].is_close(_TWICE_TANH, tolerance):
+            return {"activation": "gelu_tanh"}
     if names == ["erf + 1"] and beside == 1 and is_factor(0.5) and arguments[0].is_close(_ERF, tolerance):
         return {"activation": "gelu"}
     if names == ["tanh + 1"] and beside == 1 and is_factor(0.5) and arguments[0].is_close(_TANH, tolerance):
@@ -197,12 +207,15 @@ def _named(
             return {"activation": names[0]}
         if names == ["relu", "relu"]:
             return {"activation": "relu2"}
+    if is_plain and is_factor(1.0) and beside == 1 and names == ["relu"]:
+        return {"activation": "relu2"}  # what is below zero is multiplied with zero
     raise _unknown(value, f"it is made of {', '.join(names)}")
 
 
 def _factors(value: ir.Value, dtype: ir.DataType, whole: ir.Value) -> tuple[float, list[_Factor]]:
     """The constant factor and the others."""
-    factor, found, queue = 1.0, [], [value]
+    found: list[_Factor] = []
+    factor, queue = 1.0, [value]
     while queue:
         each = plain(queue.pop(), dtype)
         node = each.producer()
@@ -224,42 +237,64 @@ def _factors(value: ir.Value, dtype: ir.DataType, whole: ir.Value) -> tuple[floa
                     raise _unknown(whole, f"{label(node)} may spread one of its operands over the other")
                 queue += [left, right]
                 continue
+            sigmoid = None if may_spread(left, right) else _reciprocal(right, dtype)
+            if sigmoid is not None:
+                factor, found = factor * (1.0 if number is None else number), [*found, sigmoid]
+                queue += [left] if number is None else []
+                continue
+        if is_op(node, "Reciprocal") and node is not None and (sigmoid := _reciprocal(operands(node)[0], dtype)):
+            found.append(sigmoid)
+            continue
         if is_op(node, "Pow") and node is not None and scalar(node.inputs[1]) == 2.0:
             queue += [operands(node)[0]] * 2
             continue
-        if node is not None and (node.domain, node.op_type) == (CONTRIB, "QuickGelu"):
-            source, slope = operands(node)[0], node.attributes.get_float("alpha", 1.702)
+        if node is not None and (node.domain, node.op_type) in _SLOPES:
+            default = _SLOPES[node.domain, node.op_type]
+            source, slope = operands(node)[0], node.attributes.get_float("alpha", default)
             found.append(_Factor("sigmoid", _scaled(_polynomial(source, dtype), slope)))
             queue.append(source)
             continue
-        found.append(_factor(each, node, dtype))
+        times, each_factor = _factor(each, node, dtype)
+        factor *= times
+        found.append(each_factor)
         if len(found) > _MOST_FACTORS:
             raise _unknown(whole, "it has too many factors")
     return factor, found
 
 
-def _factor(value: ir.Value, node: ir.Node | None, dtype: ir.DataType) -> _Factor:
+def _factor(value: ir.Value, node: ir.Node | None, dtype: ir.DataType) -> tuple[float, _Factor]:
+    """The factor that a value is, and what it is multiplied with."""
     source = None if node is None or not node.inputs else node.inputs[0]
-    if node is not None and source is not None and (node.domain, node.op_type) == (CONTRIB, "Gelu"):
-        return _Factor("gelu", _polynomial(source, dtype))
+    if node is not None and source is not None and (node.domain, len(operands(node))) == (CONTRIB, 1):
+        kind = {"Gelu": "gelu", "FastGelu": "gelu_tanh"}.get(node.op_type)
+        if kind is not None:
+            return 1.0, _Factor(kind, _polynomial(source, dtype))
     if node is not None and source is not None and node.domain == "":
         if node.op_type == "Sigmoid":
-            return _Factor("sigmoid", _polynomial(source, dtype))
+            return 1.0, _Factor("sigmoid", _polynomial(source, dtype))
         if node.op_type == "Relu" or _is_relu(node):
             other = source if scalar(source) is None else operands(node)[1]
-            return _Factor("relu", _polynomial(other, dtype))
+            return 1.0, _Factor("relu", _polynomial(other, dtype))
         if node.op_type == "Gelu":
             kind = node.attributes.get_string("approximate", "none")
-            return _Factor("gelu_tanh" if kind == "tanh" else "gelu", _polynomial(source, dtype))
-        if node.op_type == "Swish" and node.attributes.get_float("alpha", 1.0) == 1.0:
-            return _Factor("silu", _polynomial(source, dtype))
-        if node.op_type == "Add":
-            left, right = operands(node)
-            for one, inner in ((left, right), (right, left)):
-                made_by = plain(inner, dtype).producer()
-                if scalar(one) == 1.0 and made_by is not None and is_op(made_by, "Erf", "Tanh"):
-                    return _Factor(f"{made_by.op_type.lower()} + 1", _polynomial(operands(made_by)[0], dtype))
-    return _Factor("linear", _polynomial(value, dtype))
+            return 1.0, _Factor("gelu_tanh" if kind == "tanh" else "gelu", _polynomial(source, dtype))
+    polynomial = _polynomial(value, dtype)
+    made_by = None if polynomial.of is None else polynomial.of.producer()
+    if made_by is not None and is_op(made_by, "Erf", "Tanh"):
+        times = polynomial.coefficients.get(1, 0.0)
+        if times != 0.0 and polynomial.coefficients == {0: times, 1: times}:
+            return times, _Factor(f"{made_by.op_type.lower()} + 1", _polynomial(operands(made_by)[0], dtype))
+    return 1.0, _Factor("linear", polynomial)
+
+
+def _reciprocal(value: ir.Value, dtype: ir.DataType) -> _Factor | None:
+    """The sigmoid that 1 / value is, if the value is 1 + Exp(-x)."""
+    denominator = _polynomial(value, dtype)
+    power = None if denominator.of is None else denominator.of.producer()
+    if not is_op(power, "Exp") or power is None or denominator.coefficients != {0: 1.0, 1: 1.0}:
+        return None
+    exponent = _polynomial(operands(power)[0], dtype)
+    return None if exponent.of is None else _Factor("sigmoid", _scaled(exponent, -1.0))
 
 
 def _is_relu(node: ir.Node) -> bool:
@@ -359,4 +394,4 @@ def _clip_limits(node: ir.Node) -> tuple[float, float]:
 
 
 def _unknown(value: ir.Value, why: str) -> Refusal:
-    return Refusal(f"'{value.name}' is made by no activation of FusedExperts: {why}", "experts-activation")
+    return Refusal(f"{named(value)} is made by no activation of FusedExperts: {why}", "experts-activation")

@@ -104,7 +104,7 @@ def _read_bias(value: ir.Value, product: Product) -> Stack | None:
         return None
     if gather is None or chosen(operands(gather)[1]) is not _choices(product):
         return None
-    return read_bias(gather.inputs[0])
+    return read_bias(gather.inputs[0], product.weights.rows)
 
 
 def _gather_of(value: ir.Value | None) -> ir.Node | None:

@@ -121,16 +121,15 @@ def _read_product(value: ir.Value) -> Product | None:
 
 def _read_bias(value: ir.Value, product: Product) -> Stack | None:
     """A constant (E, 1, N)."""
-    source = through(value, RESHAPING)
-    if rank(value) != 3 or dim(value, 1) != 1 or dim(value, 0) != product.weights.experts or rank(source) != 2:
+    if rank(value) != 3 or dim(value, 1) != 1 or dim(value, 0) != product.weights.experts:
         return None
-    return read_bias(source)
+    return read_bias(value, product.weights.rows)
 
 
 def _require_no_bias(layers: TwoLayers) -> None:
     for layer in (layers.fc1, layers.fc2):
         if layer.bias is not None:
-            sentence = f"experts that are not chosen add their bias '{layer.bias.values[0].name}'"
+            sentence = f"experts that are not chosen add their bias '{layer.bias.data.values[0].name}'"
             raise Refusal(sentence, "experts-form")
 
 

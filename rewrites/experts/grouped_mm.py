@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.layer import Stack, entry, gathered, read_bias, read_matrices, read_stack
+from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_matrices
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
 from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
@@ -59,10 +59,9 @@ def read(node: ir.Node) -> ExpertsBlock:
 
     def read_bias_rows(value: ir.Value, product: Product) -> Stack | None:
         """Rows gathered for each sorted expert."""
-        del product
         gather = gathered(through(value, RESHAPING)) if rank(value) == 2 else None
         ids = None if gather is None else through_casts(operands(gather)[1], INDICES, RESHAPING)
-        return None if gather is None or ids is not sort.experts else read_bias(gather.inputs[0])
+        return None if gather is None or ids is not sort.experts else read_bias(gather.inputs[0], product.weights.rows)
 
     layers = read_two_layers(rows, dtype, hidden, _read_product, read_bias_rows)
     experts = layers.first.weights.experts
@@ -121,16 +120,7 @@ def _read_product(value: ir.Value) -> Product | None:
 
 def _stack_of(matrices: list[ir.Value]) -> Stack | None:
     """The stack of which these are the experts' matrices in their order: one constant, or one for each."""
-    if all(value.producer() is None for value in matrices):
-        return read_matrices(matrices, transposed=True)
-    stack: ir.Value | None = None
-    for place, value in enumerate(matrices):
-        found = entry(value, 3)
-        if found is None or found[1] != place or stack not in (None, found[0]):
-            return None
-        stack = found[0]
-    read = read_stack(stack, transposed=True)
-    return read if read.experts == len(matrices) else None
+    return read_matrices(matrices, transposed=True)
 
 
 def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:

@@ -5,60 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
+from ort_moe.rewrites.experts.constants import Constant, join, read_constant
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal
 from ort_moe.rewrites.values import (
     FLOATS,
     RESHAPING,
-    Array,
-    axes,
     constant,
     dim,
     integer,
-    integers,
-    is_op,
-    label,
     operands,
     producer,
     rank,
     scalar,
     through,
 )
-from ort_moe.streamed_tensor import let_go
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the rows of all experts, as they lie in the file.
-
-    Attributes:
-        values: One initializer (E, N, D), (E, D, N) or (E, N), or one of a matrix for each expert.
-        transposed: Whether the matrices lie as (D, N).
-        apart: Whether there is one initializer for each expert.
-    """
-
-    values: tuple[ir.Value, ...]
-    transposed: bool = False
-    apart: bool = False
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Shape as (E, N, D), or (E, N)."""
-        tensor = self.values[0].const_value
-        assert tensor is not None
-        sizes = [int(size) for size in tensor.shape.numpy()]
-        stacked = [len(self.values), *sizes] if self.apart else sizes
-        return (stacked[0], *stacked[:0:-1]) if self.transposed else tuple(stacked)
-
-    def expert(self, number: int) -> Array:
-        """The numbers of one expert, (N, D) or (N)."""
-        tensor = self.values[number if self.apart else 0].const_value
-        assert tensor is not None
-        array = tensor.numpy() if self.apart else tensor.numpy()[number]
-        return array.T if self.transposed else array
 
 
 @dataclass(frozen=True)
@@ -66,46 +29,36 @@ class Stack:
     """A matrix, or a row, for each expert.
 
     Attributes:
-        parts: Along N, in their order.
+        data: The numbers, (E, N, D) or (E, N).
     """
 
-    parts: tuple[Part, ...]
+    data: Constant
 
     @property
     def experts(self) -> int:
         """E."""
-        return self.parts[0].sizes[0]
+        return self.data.shape[0]
 
     @property
     def rows(self) -> int:
         """N."""
-        return sum(part.sizes[1] for part in self.parts)
+        return self.data.shape[1]
 
     @property
     def depth(self) -> int:
         """D."""
-        return self.parts[0].sizes[-1]
+        return self.data.shape[-1]
 
-    @property
-    def values(self) -> tuple[ir.Value, ...]:
-        """The initializers."""
-        return tuple(value for part in self.parts for value in part.values)
+    def followed_by(self, other: Stack) -> Stack:
+        """With the rows of another behind its own."""
+        return Stack(join([self.data, other.data], 1))
 
-    @property
-    def as_it_lies(self) -> ir.Value | None:
-        """The initializer that is as FusedExperts takes it; None where a copy must be written."""
-        (first, *others) = self.parts
-        return first.values[0] if not first.apart and not first.transposed and not others else None
-
-    def expert(self, number: int) -> Array:
-        """The numbers of one expert, (N, D) or (N), as a copy; what was read for the last one is unmapped."""
-        arrays = [part.expert(number) for part in self.parts]
-        joined = np.concatenate(arrays) if len(arrays) > 1 else np.array(arrays[0], order="C")
-        del arrays
-        for part in self.parts:
-            if part.apart or number == self.experts - 1:
-                let_go(part.values[number if part.apart else 0].const_value)
-        return joined
+    def with_halves_swapped(self, layout: str) -> Stack:
+        """With the second half of its rows, or the odd ones, before the first, or the even ones."""
+        rows, half = self.rows, self.rows // 2
+        if layout == "concat":
+            return Stack(join([self.data.cut(1, half, rows), self.data.cut(1, 0, half)], 1))
+        return Stack(join([self.data.cut(1, 1, rows, 2), self.data.cut(1, 0, rows, 2)], 1))
 
 
 @dataclass(frozen=True)
@@ -124,7 +77,7 @@ class Layer:
 
 
 def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
-    """The stack of matrices that a value is, perhaps transposed in the graph, or joined of one for each expert.
+    """The stack of matrices that a value is.
 
     Args:
         value: (E, ., .), of which each matrix is one expert's.
@@ -134,27 +87,28 @@ def read_stack(value: ir.Value | None, *, transposed: bool) -> Stack:
         Refusal: It is no constant of floating-point matrices.
         Mismatch: It is nothing like it.
     """
-    value, swapped = through_transposes(value)
-    joined = _joined(value)
-    if joined is not None:
-        return read_matrices(joined, transposed=transposed != swapped)
-    matrices = _constant(value)
-    if rank(matrices) != 3:
+    data = _floats(value)
+    if len(data.shape) != 3:
         raise Mismatch
-    return Stack((Part((matrices,), transposed != swapped),))
+    return Stack(data.transposed((0, 2, 1)) if transposed else data)
 
 
-def read_bias(value: ir.Value | None) -> Stack:
+def read_bias(value: ir.Value | None, rows: int) -> Stack:
     """The stack of rows that a value is.
 
+    Args:
+        value: (E, N), or with axes of length 1 between.
+        rows: N.
+
     Raises:
-        Refusal: It is no constant (E, N) of floating-point numbers.
+        Refusal: It is no constant of such rows.
     """
-    rows = _constant(value)
-    if rank(rows) != 2:
-        sentence = f"the experts' bias '{rows.name}' has rank {rank(rows)}, expected 2"
+    data = _floats(value, "biases")
+    if len(data.shape) < 2 or data.shape[-1] != rows or any(length != 1 for length in data.shape[1:-1]):
+        name = "" if value is None else value.name
+        sentence = f"the experts' biases '{name}' are {list(data.shape)}, expected are rows of {rows} for each expert"
         raise Refusal(sentence, "experts-form")
-    return Stack((Part((rows,)),))
+    return Stack(data.reshaped((data.shape[0], rows)))
 
 
 def read_matrices(values: Sequence[ir.Value | None], *, transposed: bool) -> Stack:
@@ -168,35 +122,32 @@ def read_matrices(values: Sequence[ir.Value | None], *, transposed: bool) -> Sta
         Refusal: They are no constants of floating-point numbers.
         Mismatch: They are no matrices of one shape.
     """
-    found = tuple(map(_constant, values))
-    shapes = {tuple(each.const_value.shape.numpy()) for each in found if each.const_value is not None}
-    if len(shapes) != 1 or rank(found[0]) != 2:
+    found = [_floats(value) for value in values]
+    if any(len(each.shape) != 2 for each in found):
         raise Mismatch
-    return Stack((Part(found, transposed, apart=True),))
+    data = join([each.reshaped((1, *each.shape)) for each in found], 0)
+    return Stack(data.transposed((0, 2, 1)) if transposed else data)
 
 
 def read_vectors(values: Sequence[ir.Value | None]) -> Stack:
-    """The stack of one constant bias (N) for each expert.
+    """The stack of one constant bias (N), or (1, N), for each expert.
 
     Raises:
         Refusal: They are no constants of floating-point numbers.
         Mismatch: They are no vectors.
     """
-    found = tuple(map(_constant, values))
-    if any(rank(each) != 1 for each in found):
+    found = [_floats(value, "biases") for value in values]
+    if any(not each.shape or any(length != 1 for length in each.shape[:-1]) for each in found):
         raise Mismatch
-    return Stack((Part(found, apart=True),))
+    return Stack(join([each.reshaped((1, each.shape[-1])) for each in found], 0))
 
 
-def _joined(value: ir.Value | None) -> list[ir.Value | None] | None:
-    """The matrices (., .) that are stacked one by one to a value (E, ., .)."""
-    concat = producer(value, "Concat")
-    if concat is None or integer(concat, "axis", 0) != 0 or len(concat.inputs) < 2:
-        return None
-    unsqueezes = [producer(part, "Unsqueeze") for part in operands(concat)]
-    if any(node is None or axes(node) != [0] or rank(node.outputs[0]) != 3 for node in unsqueezes):
-        return None
-    return [node.inputs[0] for node in unsqueezes if node is not None]
+def _floats(value: ir.Value | None, what: str = "weights") -> Constant:
+    data = read_constant(value, what)
+    if data.dtype not in FLOATS:
+        sentence = f"the experts' {what} '{'' if value is None else value.name}' are {data.dtype}"
+        raise Refusal(f"{sentence}, expected float32, float16 or bfloat16", "experts-form")
+    return data
 
 
 def through_transposes(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
@@ -249,27 +200,3 @@ def _are_ones(sizes: ir.Value | None) -> bool:
     array = constant(sizes)  # of any number of experts; what is computed is followed for few
     known = fixed_integers(sizes) if array is None else array.tolist()
     return known is not None and set(known) == {1}
-
-
-def _constant(value: ir.Value | None) -> ir.Value:
-    """The value, if it is an initializer of numbers that are the same in every run.
-
-    Raises:
-        Refusal: It is computed or fed, or of another type.
-    """
-    if value is None:
-        raise Mismatch
-    made_by = value.producer()
-    if made_by is not None:
-        if is_op(made_by, "Constant") or integers(value) is not None:
-            raise Mismatch
-        sentence = f"the experts' weights '{value.name}' are computed by {label(made_by)}"
-        raise Refusal(sentence, "expert-weights-computed")
-    if value.is_graph_input() and value.is_initializer():
-        raise Refusal(f"the experts' weights '{value.name}' are an input with a default", "weights-as-inputs")
-    if value.const_value is None:
-        raise Refusal(f"the experts' weights '{value.name}' are an input", "expert-weights-computed")
-    if value.const_value.dtype not in FLOATS:
-        sentence = f"the experts' weights '{value.name}' are {value.const_value.dtype}"
-        raise Refusal(f"{sentence}, expected float32, float16 or bfloat16", "experts-form")
-    return value

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.layer import Stack
+from ort_moe.rewrites.experts.constants import Constant
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
@@ -41,7 +41,7 @@ def require_alone(block: ExpertsBlock) -> None:
                 readers = _outsiders(product, dying, block)
                 told = ", ".join(map(reader_name, readers))
                 raise Refusal(f"what {label(product)} makes is also read by {told}", "read-by-others", readers)
-        for value in () if layer.weights.as_it_lies is not None else layer.weights.values:
+        for value in () if layer.weights.data.value is not None else layer.weights.data.values:
             others = [node for node in consumers(value) if node not in dying]
             if others or value.is_graph_output():
                 told = ", ".join(map(label, others)) or "an output of the model"
@@ -59,7 +59,7 @@ def require_valid(block: ExpertsBlock) -> None:
         raise Refusal(f"the rows '{block.x.name}' and '{block.y.name}' have other axes", "experts-form")
     types = {block.x.dtype, block.y.dtype}
     for stack in (block.fc1.weights, block.fc1.bias, block.fc2.weights, block.fc2.bias):
-        types.update(value.dtype for value in (() if stack is None else stack.values))
+        types.update(() if stack is None else (stack.data.dtype,))
     if len(types) > 1:
         raise Refusal(f"rows, weights and biases are of types {', '.join(sorted(map(str, types)))}", "experts-form")
     try:
@@ -84,7 +84,7 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     assert ending is not None
     assert isinstance(ending.graph, ir.Graph)
     graph = ending.graph
-    writer = _Writer(graph, ending, names)
+    writer = Writer(graph, ending, names)
     x = block.x
     weights = writer.cast(block.weights, ir.DataType.FLOAT)
     indices = writer.cast(block.indices, ir.DataType.INT32)
@@ -97,9 +97,9 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     if block.residual is not None:
         given["residual"] = block.residual
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
-        given[f"{name}_weights"] = _dense(graph, layer.weights, names)
+        given[f"{name}_weights"] = _initializer(graph, layer.weights.data, names)
         if layer.bias is not None:
-            given[f"{name}_bias"] = _dense(graph, layer.bias, names)
+            given[f"{name}_bias"] = _initializer(graph, layer.bias.data, names)
     attributes = _complete(block)
     inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
     while inputs[-1] is None:
@@ -111,6 +111,8 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     graph.insert_before(ending, node)
     y, old = node.outputs[0], block.y
     y.type, y.shape = old.type, old.shape
+    if rank(x) == rank(old) and x.shape is not None and old.shape is not None:
+        y.shape = ir.Shape([*x.shape[:-1], old.shape[-1]])  # a sum over choices does not tell the number of tokens
     kept = old.name
     old.replace_all_uses_with(y, replace_graph_outputs=True)
     casts = [_cast_names(value) for value in (block.weights, block.indices)]
@@ -128,7 +130,7 @@ def _is_aligned(block: ExpertsBlock) -> bool:
     return len({rank(value) for value in values}) == 1
 
 
-class _Writer:
+class Writer:
     """Inserts what a FusedExperts needs in front of it."""
 
     def __init__(self, graph: ir.Graph, before: ir.Node, names: Names) -> None:
@@ -165,23 +167,21 @@ class _Writer:
         node = ir.node(op_type, inputs, attributes)
         result = node.outputs[0]
         result.name = self._names.unused("val")
-        node.name = f"{op_type}_{result.name}"
+        node.name = self._names.unused(f"{op_type}_{result.name}")
         result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
         self._graph.insert_before(self._before, node)
         return result
 
 
-def _dense(graph: ir.Graph, stack: Stack, names: Names) -> ir.Value:
+def _initializer(graph: ir.Graph, data: Constant, names: Names) -> ir.Value:
     """The numbers as FusedExperts takes them: as they lie, or a copy that is made when the model is written."""
-    if stack.as_it_lies is not None:
-        return stack.as_it_lies
-    first = stack.values[0]
-    assert first.const_value is not None
-    dtype = first.const_value.dtype
-    name = names.unused(f"{first.name}_{'transposed' if len(stack.values) == 1 else 'joined'}")
-    shape = ir.Shape([stack.experts, stack.rows, *stack.parts[0].sizes[2:]])
-    streamed = StreamedTensor(stack.expert, dtype, shape, name)
-    value = ir.Value(name=name, const_value=streamed, type=ir.TensorType(dtype), shape=shape)
+    if data.value is not None:
+        return data.value
+    values = data.values
+    how = "joined" if len(values) > 1 else "transposed" if data.op == "transposed" else "rearranged"
+    name, shape = names.unused(f"{values[0].name}_{how}"), ir.Shape(data.shape)
+    streamed = StreamedTensor(data.numbers, data.dtype, shape, name)
+    value = ir.Value(name=name, const_value=streamed, type=ir.TensorType(data.dtype), shape=shape)
     graph.register_initializer(value)
     return value
 

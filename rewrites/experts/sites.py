@@ -14,6 +14,7 @@ from ort_moe.reasons import REASONS
 from ort_moe.rewrites.contrib_experts import is_contrib_moe
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
 from ort_moe.rewrites.experts.node import FORM, is_experts
+from ort_moe.rewrites.experts.residual import Kind, kind_of_residual
 from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import is_router
@@ -42,6 +43,8 @@ class ExpertsSite:
         hidden: H, where known.
         inner: I, where known.
         attributes: Of the FusedExperts; None where there is none.
+        residual: What the FusedExperts adds to their results: nothing, `shared` experts, shared ones behind a sigmoid
+            gate of their own (`gated`), or any `other` value.
         findings: Why they are left.
         surroundings: Of experts that are left, the nodes around their end, or around the choice, as text.
         block: `whole`: router and experts are fused, and nothing of either is left; `left`: neither is fused; `partly`.
@@ -57,6 +60,7 @@ class ExpertsSite:
     hidden: int | None = None
     inner: int | None = None
     attributes: dict[str, AttributeValue] | None = None
+    residual: Kind = "none"
     findings: tuple[Finding, ...] = ()
     surroundings: tuple[str, ...] = field(default=(), compare=False)
     block: Status = "left"
@@ -127,6 +131,7 @@ def _whole(node: ir.Node) -> ExpertsSite:
         hidden=dim(given["x"], -1),
         inner=inner,
         attributes=attributes,
+        residual=kind_of_residual(node),
     )
 
 

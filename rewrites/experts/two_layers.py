@@ -98,15 +98,20 @@ def read_two_layers(
         if value is None or not _are_halves(first, value) or (bias1 is None) != (value_bias is None):
             sentence = f"{named(activation.value_rows)} is not made as {named(activation.rows)} is"
             raise Refusal(sentence, "experts-form")
-        weights = Stack(first.weights.parts + value.weights.parts)
+        weights = first.weights.followed_by(value.weights)
         if bias1 is not None and value_bias is not None:
-            bias1 = Stack(bias1.parts + value_bias.parts)
+            bias1 = bias1.followed_by(value_bias)
     expected = 2 * inner if activation.attributes["gated"] else inner
     if weights.experts != second.weights.experts:
         sentence = f"the first layer has {weights.experts} experts, the second {second.weights.experts}"
         raise Refusal(sentence, "experts-mismatch")
     if weights.rows != expected:
         raise Refusal(f"the first layer makes {weights.rows} elements, expected are {expected}", "experts-form")
+    attributes = dict(activation.attributes)
+    if activation.value_first:
+        layout, attributes["gate_layout"] = str(attributes["gate_layout"]), "concat"
+        weights = weights.with_halves_swapped(layout)
+        bias1 = None if bias1 is None else bias1.with_halves_swapped(layout)
     nodes = (first.node,) if value is None else (first.node, value.node)
     return TwoLayers(
         first,
@@ -114,14 +119,14 @@ def read_two_layers(
         value,
         Layer(weights, bias1, nodes),
         Layer(second.weights, bias2, (second.node,)),
-        dict(activation.attributes),
+        attributes,
     )
 
 
 def _are_halves(first: Product, value: Product) -> bool:
     """Whether two products are of the same rows, and of matrices of one shape of the same experts."""
     same_rows = through(first.rows, RESHAPING) is through(value.rows, RESHAPING) and first.spread == value.spread
-    return same_rows and first.weights.parts[0].sizes == value.weights.parts[0].sizes
+    return same_rows and first.weights.data.shape == value.weights.data.shape
 
 
 def weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:

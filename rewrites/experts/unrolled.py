@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.layer import Layer, Part, Stack, read_matrices, read_vectors, through_transposes
+from ort_moe.rewrites.experts.constants import join
+from ort_moe.rewrites.experts.layer import Layer, Stack, read_matrices, read_vectors
 from ort_moe.rewrites.experts.sums import experts_type
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
@@ -146,9 +147,13 @@ def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
         return None
     rows, column = weighted(value)
     total = None if column is None or rows.dtype is None else producer(plain(column, rows.dtype), "ReduceSum")
-    if total is None or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False)):
+    if (
+        total is None
+        or rows.dtype is None
+        or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False))
+    ):
         return None
-    share = operands(total)[0].producer()
+    share = plain(operands(total)[0], rows.dtype).producer()
     if share is None or not is_op(share, "Mul", "Where"):
         return None
     if share.op_type == "Where":
@@ -187,7 +192,6 @@ def _read_product(value: ir.Value) -> Product | None:
     node = producer(value, "MatMul", "Gemm")
     if node is None or rank(node.inputs[1]) != 2:
         return None
-    matrix, swapped = through_transposes(node.inputs[1])
     is_gemm = node.op_type == "Gemm"
     if is_gemm and (
         integer(node, "transA", 0)
@@ -196,15 +200,15 @@ def _read_product(value: ir.Value) -> Product | None:
     ):
         return None
     transposed = not (is_gemm and integer(node, "transB", 0))
-    weights = read_matrices([matrix], transposed=transposed != swapped)
+    weights = read_matrices([node.inputs[1]], transposed=transposed)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     return Product(weights, node, operands(node)[0], bias=None if bias is None else read_vectors([bias]))
 
 
 def _read_bias(value: ir.Value, product: Product) -> Stack | None:
-    """A constant vector."""
+    """A constant vector, or one row."""
     del product
-    return read_vectors([value]) if rank(value) == 1 else None
+    return read_vectors([value]) if rank(value) == 1 or dim(value, 0) == 1 else None
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
@@ -217,10 +221,8 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _stacked(stacks: Sequence[Stack]) -> Stack:
-    parts = []
-    for place, part in enumerate(stacks[0].parts):
-        others = [stack.parts[place] for stack in stacks]
-        if any((other.sizes, other.transposed) != (part.sizes, part.transposed) for other in others):
-            raise Refusal(f"'{part.values[0].name}' is of another shape than other experts' weights", "experts-form")
-        parts.append(Part(tuple(value for other in others for value in other.values), part.transposed, True))
-    return Stack(tuple(parts))
+    for stack in stacks:
+        if stack.data.shape != stacks[0].data.shape:
+            told = f"{list(stack.data.shape[1:])}, those of the first expert {list(stacks[0].data.shape[1:])}"
+            raise Refusal(f"'{stack.data.values[0].name}' and others of one expert make {told}", "experts-form")
+    return Stack(join([stack.data for stack in stacks], 0))

@@ -62,12 +62,12 @@ def test_fixture(fixture: Fixture, tmp_path: Path) -> None:
 
     assert [site.status for site in result.experts] == ["whole"] * fixture.layers, result.experts
 
-    # What experts return keeps its name, and so do each router's indices: the node's own, or the Cast to int64 behind
-    # it, where the original had the TopK's.
-    returned = [node.outputs[0].name or "" for node in model.graph if node.op_type == "FusedExperts"]
+    # What experts return keeps its name, or has that of the sum that they take over, perhaps behind a view; and so do
+    # each router's indices: the node's own, or the Cast to int64 behind it, where the original had the TopK's.
+    known = {value.name for node in original.graph for value in node.outputs}
+    returned = [_returned_name(node, known) for node in model.graph if node.op_type == "FusedExperts"]
     ids = [_indices_name(node) for node in model.graph if node.op_type == "FusedRouter"]
     assert len(ids) == sum(site.status != "left" for site in routers)
-    known = {value.name for node in original.graph for value in node.outputs}
     assert known.issuperset((*ids, *returned))
     feeds = fixture.sample_inputs(seed=0)
     was = outputs_of(original, tmp_path / "original.onnx", feeds, with_library=False, extra=[*ids, *returned])
@@ -105,3 +105,10 @@ def test_every_partial_router_is_right(name: str, rule: str, tmp_path: Path) -> 
 def _indices_name(router: ir.Node) -> str:
     users = [user for user in router.outputs[1].consumers() if user.op_type == "Cast"]
     return (users[0].outputs[0] if users else router.outputs[1]).name or ""
+
+
+def _returned_name(experts: ir.Node, known: set[str | None]) -> str:
+    value = experts.outputs[0]
+    while value.name not in known and [user.op_type for user in value.consumers()] in (["Reshape"], ["Cast"]):
+        value = value.consumers()[0].outputs[0]
+    return value.name or ""

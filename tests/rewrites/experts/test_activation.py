@@ -189,7 +189,6 @@ STAYING: dict[str, tuple[str, str]] = {
         active = Mul (a, v)""",
         "experts-activation",
     ),
-    "sigmoid of the other half": ("s = Sigmoid (u)\n a = Mul (s, u)\n active = Mul (a, g)", "experts-form"),
     "sigmoid of both": (
         "s = Sigmoid (g)\n t = Sigmoid (u)\n a = Mul (s, t)\n active = Mul (a, u)",
         "experts-activation",
@@ -208,10 +207,18 @@ def test_halves_of_two_layouts() -> None:
         u = Slice (made1, odd, end, minus1, two_int)
         {ACTIVATIONS["silu"][0]}
         active = Mul (a, u)"""
-    assert_stays(experts(text), "experts-form", "is not the first half")
+    assert_stays(experts(text), "experts-form", "are not the two halves of the same rows")
 
 
-def test_halves_of_a_view_are_others() -> None:
+def test_one_half_twice() -> None:
+    text = f"""{HALVES["slices"]}
+        same = Slice (made1, start, middle, minus1, odd)
+        {ACTIVATIONS["silu"][0]}
+        active = Mul (a, same)"""
+    assert_stays(experts(text), "experts-form", "are not the two halves of the same rows")
+
+
+def test_halves_of_a_view() -> None:
     """Of (R, I, 2) a split over the last axis takes the even and the odd elements."""
     text = f"""pairs = Reshape (made1, pair_shape)
         g0, u0 = Split <axis = -1, num_outputs = 2> (pairs)
@@ -220,7 +227,14 @@ def test_halves_of_a_view_are_others() -> None:
         {ACTIVATIONS["silu"][0]}
         active = Mul (u, a)"""
     pairs = Experts(activation=f"\n{text}", constants={"pair_shape": np.array([-1, INNER, 2], np.int64)})
-    assert_stays(pairs, "experts-form", "is no product with the chosen experts' weights")
+    assert_fuses(pairs, {"activation": "silu", "gate_layout": "interleaved"})
+
+
+@pytest.mark.parametrize("halves", ["concat", "slices", "interleaved"])
+def test_value_before_gate(halves: str) -> None:
+    """The rows of the weights, and of the biases, are written in the order that FusedExperts takes."""
+    text = f"{HALVES[halves]}\n s = Sigmoid (u)\n a = Mul (s, u)\n active = Mul (a, g)"
+    assert_fuses(experts(text), {"activation": "silu", "gate_layout": "concat"})
 
 
 def test_a_rounding_in_between_stays() -> None:

@@ -214,13 +214,6 @@ def test_weights_in_pieces_are_written_as_one(form: str) -> None:
     assert not [name for name in model.graph.initializers if name.startswith(("fc1_", "expert")) and name != joined]
 
 
-def test_what_follows_stays() -> None:
-    """A residual and a shared expert's output are added behind."""
-    experts = Experts(sum=SUM.replace("y =", "routed =") + "\n y = Add (routed, x)")
-    model = assert_fuses(experts, PLAIN)
-    assert [node.op_type for node in model.graph][-2:] == ["FusedExperts", "Add"]
-
-
 def test_weights_that_lie_right_may_be_shared() -> None:
     """Another layer, or anything else, reads the same constant."""
     experts = Experts(
@@ -255,11 +248,6 @@ def other_ids(name: str) -> Experts:
 
 
 STAYING: dict[str, tuple[Experts, str, str]] = {
-    "value first": (
-        Experts(activation=SILU.replace("g, u = Split", "u, g = Split")),
-        "experts-form",
-        "is not the first half",
-    ),
     "unknown activation": (
         Experts(activation="g, u = Split <axis = -1, num_outputs = 2> (made1)\n opened = Tanh (g)"
                            "\n active = Mul (opened, u)"),

@@ -1,0 +1,38 @@
+"""Whatever the form and however its parts are spelled: experts are fused, and compute what they did."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ort_moe.rewrites import rewrite
+from tests.rewrites.experts.experts_models import assert_same
+from tests.rewrites.experts.spellings import ACTIVATIONS, FORMS, HALVES, LIMITS, ORDERS, RESIDUALS, Spelling
+
+SPELLINGS = st.builds(
+    Spelling,
+    form=st.sampled_from(sorted(FORMS)),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    gated=st.booleans(),
+    halves=st.sampled_from(sorted(HALVES)),
+    limits=st.sampled_from(sorted(LIMITS)),
+    order=st.sampled_from(sorted(ORDERS)),
+    bias=st.booleans(),
+    residual=st.sampled_from(sorted(RESIDUALS)),
+    dtype=st.sampled_from(["float", "float16"]),
+    transposed=st.booleans(),
+)
+
+
+# Derandomised: the same examples on every machine.
+@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(spelling=SPELLINGS)
+def test_every_spelling(spelling: Spelling) -> None:
+    original, model = spelling.model(), spelling.model()
+    (site,) = rewrite(model).experts
+    if spelling.is_fusable:
+        assert site.status == "whole", site.findings
+        assert site.attributes is not None
+        assert site.attributes["activation"] == ACTIVATIONS[spelling.activation][1]
+    assert_same(original, model, rtol=1e-5 if spelling.dtype == "float" else 1e-2)
+    assert not rewrite(model).modified
