@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.expert_weights import ExpertWeight, expert_weights, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
 from ort_moe.ops import DOMAIN, FUSED_ROUTER
-from ort_moe.printable import Printable, table
+from ort_moe.printable import Printable, byte_size, table
 from ort_moe.router_wording import phrase
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Inspection(Printable):
         nodes = sum(self.operators.values())
         layers = "1 MoE layer" if len(self.layers) == 1 else f"{len(self.layers)} MoE layers"
         parts: list[RenderableType] = [
-            Text(f"{self.model}: {layers}, {nodes} nodes, {_size(self.weight_bytes)} of weights"),
+            Text(f"{self.model}: {layers}, {nodes} nodes, {byte_size(self.weight_bytes)} of weights"),
         ]
         if self.layers:
             parts.append(self._layers_table())
@@ -132,7 +132,7 @@ class Inspection(Printable):
                 str(layer.k or "?"),
                 layer.router,
                 "\n".join(weights) or "not recognised",
-                "?" if read is None else _size(read),
+                "?" if read is None else byte_size(read),
             )
         return listing
 
@@ -141,7 +141,7 @@ class Inspection(Printable):
             return "experts' weights read per token: not known, for none were recognised behind the routers"
         known = sum(layer.bytes_per_token is not None for layer in self.layers)
         of = "" if known == len(self.layers) else f", in {known} of {len(self.layers)} MoE layers"
-        return f"experts' weights read per token{of}: {_size(self.bytes_per_token)}"
+        return f"experts' weights read per token{of}: {byte_size(self.bytes_per_token)}"
 
     def _capture_text(self) -> str:
         if not self.blockers:
@@ -200,8 +200,8 @@ class Changes(Printable):
         totals = table("", "before", "after", numbers=("before", "after"))
         for what, a, b in (
             ("nodes", *(str(sum(i.operators.values())) for i in (self.before, self.after))),
-            ("weights", *(_size(i.weight_bytes) for i in (self.before, self.after))),
-            ("experts' weights per token", *(_size(i.bytes_per_token or 0) for i in (self.before, self.after))),
+            ("weights", *(byte_size(i.weight_bytes) for i in (self.before, self.after))),
+            ("experts' weights per token", *(byte_size(i.bytes_per_token or 0) for i in (self.before, self.after))),
             ("nodes in the way of a CUDA graph", *(str(len(i.blockers)) for i in (self.before, self.after))),
         ):
             totals.add_row(what, a, b)
@@ -293,11 +293,3 @@ def _gist(layer: Layer | None) -> str:
         return "-"
     weights = ", ".join(map(str, layer.weights)) or "weights not recognised"
     return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}"
-
-
-def _size(nbytes: float) -> str:
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while nbytes >= 1024 and len(units) > 1:
-        nbytes /= 1024
-        del units[0]
-    return f"{nbytes:.0f} B" if units[0] == "B" else f"{nbytes:.1f} {units[0]}"

@@ -5,17 +5,17 @@ Weights in external data stay on disk, memory-mapped; what is wrong with a file 
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
+from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ KEEP = "keep"
 Weights that are made anew, such as transposed ones, go to a file of their own, named after the output, where the model
 has external data or would not fit into one file.
 """
-
-_SMALL = 256
-"""Bytes up to which a tensor is never put into external data."""
-_MOST_INLINE = 1 << 30
-"""Bytes of weights up to which a model without external data stays one file; Protocol Buffers end at twice as many."""
-_PAGE = 4096
-"""Bytes to whose multiples weights are aligned in a file, so that they can be mapped."""
 
 _IR_VERSION_TAG = b"\x08"
 """First byte of nearly every ONNX file: field 1, the IR version."""
@@ -155,7 +148,9 @@ class StagedModel:
             raise OutputError(
                 f"cannot write {self.target}: the input's weights lie in a file of that name; name another output"
             )
-        fresh = self._fresh_weights(model) if external_data == KEEP else []
+        own = self._source.parent
+        has_files = bool(kept) or bool(_data_files_of(self._source))
+        fresh = in_need_of_a_file(model, own, has_files=has_files) if external_data == KEEP else []
         fresh_name = f"{self.target.name}.data"
         if fresh:
             self._check_data_target(fresh_name, None, force)
@@ -185,7 +180,7 @@ class StagedModel:
             if written.exists():  # a model of small tensors alone has none
                 self._moves.append((written, folder / external_data))
         else:
-            with _in_file(fresh, self.path.parent / fresh_name):
+            with placed(model, own, fresh, self.path.parent / fresh_name):
                 _serialize(model, self.path, None)
         self._moves.append((self.path, self.target))
 
@@ -198,35 +193,8 @@ class StagedModel:
 
     def _kept_files(self, model: ir.Model) -> dict[str, Path]:
         """The input's data files that the model still reads: path by location."""
-        tensors = [tensor for tensor in external_tensors(model) if not self._is_fresh(tensor)]
+        tensors = [tensor for tensor in external_tensors(model) if not is_fresh(tensor, self._source.parent)]
         return {os.fspath(tensor.location): Path(tensor.path) for tensor in tensors}
-
-    def _is_fresh(self, tensor: ir.TensorProtocol | None) -> bool:
-        """Whether the tensor is not in a file of the input: made when it is written, or in a file of its own."""
-        import onnx_ir as ir
-
-        if isinstance(tensor, ir.ExternalTensor):
-            return os.path.abspath(tensor.base_dir) != os.fspath(self._source.parent)
-        return isinstance(tensor, ir.LazyTensor)
-
-    def _fresh_weights(self, model: ir.Model) -> list[ir.Value]:
-        """The weights to be written to a file of their own; none where all can be inside the model."""
-        import onnx_ir as ir
-
-        fresh, inline, has_external = [], 0, False
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if tensor is None:
-                continue
-            if self._is_fresh(tensor) and tensor.nbytes > _SMALL:
-                fresh.append(value)
-            if isinstance(tensor, ir.ExternalTensor):
-                has_external = True
-            else:
-                inline += tensor.nbytes
-        if not fresh or has_external or inline > _MOST_INLINE or _data_files_of(self._source):
-            return fresh
-        return []
 
     def _check_data_target(self, location: str, copied_from: Path | None, force: bool) -> None:
         """Refuses to overwrite a data file that may be another model's."""
@@ -254,7 +222,7 @@ class StagedModel:
         os.umask(mask)
         try:
             if self._final_names:
-                _rename_locations(self.path, self._final_names)
+                rename_locations(self.path, self._final_names)
             for staged, final in self._moves:
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if staged in self._scratch or staged == self.path:
@@ -437,37 +405,3 @@ def _serialize(model: ir.Model, path: Path, external_data: str | None) -> None:
         raise OutputError(
             f"cannot write {path.name}: it is larger than the 2 GB that one file can hold; use --external-data NAME"
         ) from error
-
-
-@contextlib.contextmanager
-def _in_file(weights: Sequence[ir.Value], path: Path) -> Iterator[None]:
-    """Writes weights to a file, one after the other, and lets the model read them from there for the time being."""
-    import onnx_ir as ir
-
-    tensors = {id(value.const_value): value.const_value for value in weights if value.const_value is not None}
-    written: dict[int, ir.TensorProtocol] = {}
-    if tensors:
-        external = ir.external_data.convert_tensors_to_external(
-            [*tensors.values()], path.parent, path.name, alignment=_PAGE, align_threshold=_PAGE
-        )
-        written.update(zip(tensors, external, strict=True))
-    before = [value.const_value for value in weights]
-    try:
-        for value in weights:
-            value.const_value = written[id(value.const_value)]
-        yield
-    finally:
-        for value, tensor in zip(weights, before, strict=True):
-            value.const_value = tensor
-
-
-def _rename_locations(path: Path, names: Mapping[str, str]) -> None:
-    """Lets a model on disk, whose weights are not read, refer to data files by other names."""
-    import onnx
-
-    proto = onnx.load(path, format="protobuf", load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = names.get(entry.value, entry.value)
-    onnx.save(proto, path, format="protobuf")

@@ -78,6 +78,15 @@ def table(
     return made
 
 
+def byte_size(nbytes: float) -> str:
+    """A number of bytes in a unit that suits it."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while nbytes >= 1024 and len(units) > 1:
+        nbytes /= 1024
+        del units[0]
+    return f"{nbytes:.0f} B" if units[0] == "B" else f"{nbytes:.1f} {units[0]}"
+
+
 def _drawn(renderable: RenderableType, width: int) -> str:
     from io import StringIO
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe import experts_wording
+from ort_moe.conversion_wording import conversion_lines, conversion_to_dict, conversions_table
 from ort_moe.explanation import (
     STATUS_STYLES,
     STATUS_WORDS,
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ort_moe.rewrites import ExpertsSite, Finding, PassRecord, Site
+    from ort_moe.rewrites.conversion import Conversion
     from ort_moe.verification import Verification
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the JSON document; any change of its form raises it."""
 
 
@@ -49,6 +51,7 @@ class Report(Printable):
         verification: The proof; None where there was none.
         warnings: Sentences for the user.
         experts: The experts behind every choice, with what became of them.
+        conversions: What became of the weights of each layer of experts, if they were to be packed.
     """
 
     source: str
@@ -64,6 +67,7 @@ class Report(Printable):
     verification: Verification | None = None
     warnings: tuple[str, ...] = ()
     experts: tuple[ExpertsSite, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
 
     @property
     def explanation(self) -> Explanation:
@@ -86,6 +90,7 @@ class Report(Printable):
             "passes": [{"name": p.name, "applied": p.applied, "seconds": p.seconds} for p in self.passes],
             "sites": [site_to_dict(site) for site in self.sites],
             "experts": [experts_to_dict(each) for each in self.experts],
+            "conversions": [conversion_to_dict(each) for each in self.conversions],
             "findings": [finding_to_dict(finding) for finding in self.findings],
             "verification": self.verification.to_dict() if self.verification is not None else None,
             "warnings": list(self.warnings),
@@ -103,6 +108,7 @@ class Report(Printable):
         parts: list[RenderableType] = [self.headline(), *self._site_groups()]
         if self.matched:
             parts.append(Text(self._operators_line()))
+        parts += conversion_lines(self.conversions)
         if self.verification is not None:
             parts.append(Text(self.verification.summary))
         for finding in self.findings:
@@ -188,6 +194,8 @@ class _FullReport(Printable):
         parts: list[RenderableType] = [report.headline(), report.explanation]
         if report.matched:
             parts += [self._operators_table(), self._passes_table()]
+        if report.conversions:
+            parts += [*conversion_lines(report.conversions), conversions_table(report.conversions)]
         if report.verification is not None:
             parts.append(report.verification)
         return Group(*parts, *report.closing())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,33 @@ from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
 
 
+class Weights(StrEnum):
+    """What the experts' weights become."""
+
+    keep = "keep"
+    nvfp4 = "nvfp4"
+    mxfp4 = "mxfp4"
+    int4 = "int4"
+    int8 = "int8"
+    fp8 = "fp8"
+
+
 def optimize(
     model: ModelPath,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the result goes.", show_default=False)
     ] = None,
     target: TargetOption = Target.cuda,
+    weights: Annotated[
+        Weights, typer.Option(help="Keep the experts' weights, or pack them; all else keeps its precision.")
+    ] = Weights.keep,
+    block_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="int4, int8, fp8: weights that share a scale: 16, 32, 64 or 128."),
+    ] = None,
+    zero_points: Annotated[
+        bool, typer.Option("--zero-points", help="int4, int8: with zero points, for lopsided weights.")
+    ] = False,
     rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone.")] = None,
     skip: Annotated[str | None, typer.Option(metavar="A,B", help="Do not apply these rules.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
@@ -44,6 +66,12 @@ def optimize(
     only, without = names(rules), names(skip) or ()
     check_rules(only, "--rules")
     check_rules(without, "--skip")
+    if weights is Weights.keep and (block_size is not None or zero_points):
+        raise typer.BadParameter("nothing is packed without it", param_hint="--weights")
+    if weights is not Weights.keep:
+        if target is Target.contrib:
+            raise typer.BadParameter("contrib nodes keep the weights that they have", param_hint="--weights")
+        _check_packing(weights, block_size, zero_points)
     if report is not None:
         _check_report(report, model, output, external_data)
 
@@ -61,6 +89,9 @@ def optimize(
                 require_match=fail_on_no_match,
                 external_data=external_data,
                 force=force,
+                weights=weights.value,
+                block_size=block_size,
+                zero_points=zero_points,
             )
     except VerificationError as error:
         if error.verification is not None:
@@ -71,6 +102,15 @@ def optimize(
         _write_report(report, result.to_dict())
     if fail_on_no_match and not result.matched:
         raise typer.Exit(ExitCode.NOTHING_MATCHED)
+
+
+def _check_packing(weights: Weights, block_size: int | None, zero_points: bool) -> None:
+    from ort_moe.packing.pieces import Packing
+
+    try:
+        Packing.of(weights.value, block_size, zero_points=zero_points)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--weights") from error
 
 
 def _check_report(path: Path, model: Path, output: Path | None, external_data: str) -> None:

@@ -153,6 +153,31 @@ _EXPERTS = _object(
     },
 )
 
+_CONVERSION = _object(
+    "What became of the weights of a FusedExperts that were to be packed.",
+    {
+        "node": _text("Name of the FusedExperts."),
+        "packing": _text("How they were to be packed, in words."),
+        "layers": _list(
+            "fc1 and fc2; empty where they are left.",
+            _object(
+                "A layer that was packed.",
+                {
+                    "layer": _one_of("Which.", "fc1", "fc2"),
+                    "weights": _text("Name of what held the weights."),
+                    "shape": _list("Experts, rows, elements along the reduction.", _count("A length.")),
+                    "bytes_before": _count("Bytes as they were."),
+                    "bytes_after": _count("Bytes of codes, scales and zero points."),
+                    "largest_error": _number("Largest difference of a weight from what it now stands for."),
+                    "largest_weight": _number("Largest magnitude of a weight."),
+                    "relative_error": _number("Norm of the differences, relative to that of the weights."),
+                },
+            ),
+        ),
+        "why_left": _text("Why the weights are left as they are; empty where they were packed."),
+    },
+)
+
 _ALL_EXPERTS = _list("The experts behind the choices, in graph order.", _ref("experts", "The experts of a layer."))
 _SITES = _list("In graph order.", _ref("site", "A site."))
 _FINDINGS = _list("What concerns the model as a whole.", _ref("finding", "A finding."))
@@ -207,6 +232,10 @@ _VERIFICATION_KEYS = {
     "reference": _text("Path of the original."),
     "optimized": _text("Path of the other."),
     "tolerance": _number("What was allowed end to end, relative."),
+    "measure": _one_of(
+        "What differences end to end are relative to: the largest magnitude, or the norm, where weights were packed.",
+        *("largest", "norm"),
+    ),
     "notes": _list("How it was run.", _text("A clause.")),
     "sites": _list(
         "One check for each fused node.",
@@ -218,6 +247,10 @@ _VERIFICATION_KEYS = {
                 "rows": _count("Rows compared."),
                 "near_ties": _count("Of these, rows whose experts are too close to tell apart and that differ by it."),
                 "difference": _DIFFERENCE,
+                "change": _or_null(
+                    _number("What packed weights make of the rows of the original's experts, by norm, relative."),
+                    "not packed, or not finite",
+                ),
                 "detail": _text("Why it failed or was skipped."),
             },
         ),
@@ -301,12 +334,14 @@ SCHEMAS: Mapping[str, Schema] = {
             ),
             "sites": _SITES,
             "experts": _ALL_EXPERTS,
+            "conversions": _list("Of weights that were to be packed.", _ref("conversion", "Those of a layer.")),
             "findings": _FINDINGS,
             "verification": _or_null(_ref("verification", "The proof"), "not verified"),
             "warnings": _list("What the user should know.", _text("A sentence.")),
         },
         site=_SITE,
         experts=_EXPERTS,
+        conversion=_CONVERSION,
         finding=_FINDING,
         verification=_object("A verification.", {"schema": _version(VERIFY), **_VERIFICATION_KEYS}),
     ),

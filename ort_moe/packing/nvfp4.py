@@ -46,7 +46,9 @@ class Nvfp4(NamedTuple):
     global_scale: npt.NDArray[np.float32]
 
 
-def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
+def quantize(
+    weights: npt.NDArray[Any], name: str = "weights", *, largest: npt.NDArray[np.float32] | None = None
+) -> Nvfp4:
     """Quantizes float weights to the nearest codes, an expert at a time.
 
     The global scale of an expert maps its largest weight to the largest product of code and scale, 6 * 448; the scale
@@ -56,6 +58,8 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
     Args:
         weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of 16.
         name: What errors call them.
+        largest: (E) the largest magnitude of all of an expert's weights, where these are some of its rows; None: these
+            are all.
 
     Raises:
         ValueError: They have another type or shape, or are not finite.
@@ -69,10 +73,10 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Nvfp4:
         blocks = weights[expert].astype(np.float32).reshape(rows, depth // BLOCK, BLOCK)
         checks.check_finite("nvfp4", name, expert, blocks)
         block_max = np.abs(blocks).max(axis=-1, initial=0.0)
-        largest = block_max.max(initial=0.0)
-        if largest > 0.0:
+        peak = block_max.max(initial=0.0) if largest is None else largest[expert]
+        if peak > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
-            global_scale[expert] = np.maximum(largest / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
+            global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
         wanted = np.clip(block_max / arrays.E2M1_MAX / global_scale[expert], _E4M3_TINY, _E4M3_MAX)
         scales[expert] = np.where(block_max > 0.0, wanted, np.float32(0.0)).astype(SCALE_DTYPE)
         steps = scales[expert].astype(np.float32) * global_scale[expert]

@@ -7,10 +7,11 @@ nodes between values of the original, alone, on the original's own values.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.verification.packed_reference import from_original, is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.site import SiteCheck, has_body, names_in
 from ort_moe.verification.tolerance import Tolerance, coarsest, near_tied
@@ -105,6 +106,10 @@ def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> 
     if result is None or not nodes or ranked is None:
         return None
     k = contrib.attributes.get_int("k", 1) or 1
+    tolerance = contrib_tolerance([contrib])
+    packed = [from_original(node) for node in nodes if is_converted(node)]
+    if packed:
+        tolerance = replace(tolerance, experts=max(packed))
     return BlockSite(
         contrib.name or result.name or "",
         nodes,
@@ -112,7 +117,7 @@ def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> 
         result.name or "",
         ranked.name or "",
         k,
-        contrib_tolerance([contrib]),
+        tolerance,
     )
 
 

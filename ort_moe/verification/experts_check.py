@@ -1,4 +1,8 @@
-"""The check of one FusedExperts: the original's own rows and routing in, and what its experts returned out?"""
+"""The check of one FusedExperts: the original's own rows and routing in, and what its experts returned out?
+
+Where its weights were packed, it must return what the packed weights stand for, and that may differ from the original
+as far as the format allows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.verification.packed_reference import distance, from_original, is_converted, meant
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, unscaled, ways_to_run
 from ort_moe.verification.tolerance import coarsest, relative_difference
@@ -21,6 +26,8 @@ _FED = ("x", "weights", "indices")
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 _MOST_ROWS_BY_BODY = 4
 """Rows for which a function body runs: it copies the matrices of every choice of each."""
+_MOST_ROWS_AS_MEANT = 8
+"""Rows of a run for which packed weights are unpacked here."""
 
 
 @dataclass(frozen=True)
@@ -140,25 +147,42 @@ def check_experts(
     ways = ways_to_run(site.node, optimized.model, libraries)
     if not ways:
         return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE, what=WHAT)
+    change: float | None = None
+    calls = [_call(site, values, _MOST_ROWS_AS_MEANT if is_converted(site.node) else None) for values in captured]
+    types = [
+        {str(y.dtype), str(values[site.fed["weights"]].dtype)} for (_, y), values in zip(calls, captured, strict=True)
+    ]
+    if is_converted(site.node):
+        # What packing the weights did is held to a limit of its own; what is made of them, to the usual one.
+        as_meant = [(feeds, meant(site.node, feeds)) for feeds, _ in calls]
+        pairs = zip(as_meant, calls, strict=True)
+        change = max(distance(y, original) for (_, y), (_, original) in pairs)
+        calls, allowed = as_meant, from_original(site.node)
+        if not change <= allowed:
+            detail = (
+                f"its weights were packed, which changes its rows by {change:.1e} of their norm (allowed {allowed:g})"
+            )
+            return SiteCheck(site.name, "failed", detail=detail, what=WHAT, change=change)
     rows, largest = 0, 0.0
     for with_library, how in ways.items():
         rows = 0
         run: Run | None = None
-        for values in captured:
-            feeds, expected = _call(site, values, None if with_library else _MOST_ROWS_BY_BODY)
-            tolerance = coarsest({str(expected.dtype), str(values[site.fed["weights"]].dtype)}).experts
+        for (fed, returned), dtypes in zip(calls, types, strict=True):
+            most = None if with_library else _MOST_ROWS_BY_BODY
+            feeds, expected = {name: array[:most] for name, array in fed.items()}, returned[:most]
+            tolerance = coarsest(dtypes).experts
             try:
                 run = run or _run_alone(site, feeds, optimized, with_library)
                 got = run(feeds)["y"]
             except ModelError as error:
-                return SiteCheck(site.name, "failed", rows, 0, largest, f"by {how}: {error}", WHAT)
+                return SiteCheck(site.name, "failed", rows, 0, largest, f"by {how}: {error}", WHAT, change)
             difference = relative_difference(got, expected)
             largest = max(largest, difference)
             if difference > tolerance:
                 detail = f"by {how}: rows differ by {difference:.1e} of the largest magnitude (allowed {tolerance:.0e})"
-                return SiteCheck(site.name, "failed", rows, 0, difference, detail, WHAT)
+                return SiteCheck(site.name, "failed", rows, 0, difference, detail, WHAT, change)
             rows += len(expected)
-    return SiteCheck(site.name, "passed", rows, 0, largest, "", WHAT)
+    return SiteCheck(site.name, "passed", rows, 0, largest, "", WHAT, change)
 
 
 def _call(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:

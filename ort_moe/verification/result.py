@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ort_moe.printable import Printable, table
 from ort_moe.verification.sample_inputs import Shape
@@ -13,8 +13,11 @@ from ort_moe.verification.site import SiteCheck, Status
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON document; any change of its form raises it."""
+
+
+Measure = Literal["largest", "norm"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class ShapeCheck:
     Attributes:
         shape: The shape.
         status: `skipped` where the original does not run or gives no finite number, or every draw had a near tie.
-        difference: Largest difference of an output, relative to that output's largest magnitude.
+        difference: Largest difference of an output, relative to that output's largest magnitude, or by norm.
         redraws: Inputs drawn again because of a near tie.
         detail: Why it failed or was skipped.
     """
@@ -52,6 +55,8 @@ class Verification(Printable):
         shapes: One check for each shape; empty where a site failed already.
         tolerance: What was allowed end to end, relative.
         notes: How it was run.
+        measure: What differences end to end are: `largest`, relative to the largest magnitude; `norm`, of the
+            difference, relative to that of the output, where experts' weights were packed.
     """
 
     reference: str
@@ -60,6 +65,7 @@ class Verification(Printable):
     shapes: tuple[ShapeCheck, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
+    measure: Measure = "largest"
 
     @property
     def failure(self) -> str | None:
@@ -88,6 +94,7 @@ class Verification(Printable):
             "reference": self.reference,
             "optimized": self.optimized,
             "tolerance": self.tolerance,
+            "measure": self.measure,
             "notes": list(self.notes),
             "sites": [
                 {
@@ -96,6 +103,7 @@ class Verification(Printable):
                     "rows": s.rows,
                     "near_ties": s.near_ties,
                     "difference": _finite(s.difference),
+                    "change": _finite(s.change) if s.change is not None else None,
                     "detail": s.detail,
                 }
                 for s in self.sites
@@ -125,9 +133,17 @@ class Verification(Printable):
         routed = f"{nodes} on the original's own values, " if self.sites else ""
         return (
             f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
-            f"within {difference:.1e} of the largest magnitude (allowed {self.tolerance:.0e})"
+            f"within {difference:.1e} of {self._of} (allowed {self.tolerance:{'g' if self._packed else '.0e'}})"
             f"{'; not compared: ' if others else ''}{', '.join(others)}"
         )
+
+    @property
+    def _packed(self) -> bool:
+        return self.measure == "norm"
+
+    @property
+    def _of(self) -> str:
+        return "the norm" if self._packed else "the largest magnitude"
 
     def _checked(self, what: str) -> str:
         """How many of the nodes of a kind were held against the original."""
@@ -148,9 +164,13 @@ class Verification(Printable):
             parts.append(self._sites_table())
         if self.shapes:
             parts.append(self._shapes_table())
-            parts.append(
-                Text(f"differences are relative to the largest magnitude; allowed end to end: {self.tolerance:.0e}")
-            )
+            allowed = f"allowed end to end: {self.tolerance:.0e}"
+            if self._packed:
+                allowed = (
+                    f"end to end, to {self._of}; {allowed}; weights were packed: experts are held against what those "
+                )
+                allowed += "stand for, and 'change' is what that makes of the original's rows, by norm"
+            parts.append(Text(f"differences are relative to the largest magnitude; {allowed}"))
         failure = self.failure
         parts.append(
             Text("PASSED", style="bold green") if failure is None else Text(f"FAILED: {failure}", style="bold red")
@@ -160,13 +180,13 @@ class Verification(Printable):
     def _sites_table(self) -> RenderableType:
         from rich.text import Text
 
-        numbers = ("rows", "near ties", "difference")
+        numbers = ("rows", "near ties", "difference", *(["change"] if self._packed else []))
         listing = table("node", "", *numbers, "", numbers=numbers, prose=("",))
         for site in self.sites:
-            difference = "" if site.status == "skipped" else f"{site.difference:.1e}"
-            listing.add_row(
-                Text(site.node), site.status, str(site.rows), str(site.near_ties), difference, Text(site.detail)
-            )
+            cells = [str(site.rows), str(site.near_ties), "" if site.status == "skipped" else f"{site.difference:.1e}"]
+            if self._packed:
+                cells.append("" if site.change is None else f"{site.change:.1e}")
+            listing.add_row(Text(site.node), site.status, *cells, Text(site.detail))
         return listing
 
     def _shapes_table(self) -> RenderableType:

@@ -118,8 +118,8 @@ def open_session(
     """Opens a session on a model in memory whose external data lies in `data_folder`.
 
     TF32 is off on CUDA, unless its options say otherwise. A `sparing` session holds no copy of the weights that
-    is packed or widened ahead of the run, as ONNX Runtime makes of all experts when it optimises, and keeps no memory
-    between runs.
+    is packed or widened ahead of the run, as ONNX Runtime makes of all experts when it optimises, and no memory
+    outlives it.
 
     Raises:
         EnvironmentUnfitError: ONNX Runtime would run it elsewhere than on these execution providers.
@@ -133,7 +133,7 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(data_folder))
     if sparing:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
     if with_library:
         from ort_moe.library import register
@@ -148,9 +148,11 @@ def open_session(
 
     def run(feeds: Feeds) -> dict[str, Any]:
         try:
-            return dict(zip(names, session.run(None, feeds), strict=True))
+            results = session.run(None, feeds)
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot run {what}: {runtime_message(error)}") from error
+        # What is returned keeps alive all memory that the session has ever had.
+        return {name: array.copy() if sparing else array for name, array in zip(names, results, strict=True)}
 
     return run
 

@@ -25,14 +25,14 @@ MODEL = LargeModel()
 
 CODE = """
 import sys
-root, source, output, verify = sys.argv[1:]
+root, source, output, verify, weights = sys.argv[1:]
 sys.path.insert(0, root)
 sys.meta_path = [finder for finder in sys.meta_path if "Redirecting" not in type(finder).__name__]
 import onnx, onnxruntime, ort_moe, ort_moe.rewrites, ort_moe.verification
 from ort_moe.optimization import optimize
 print("imported", flush=True)
 sys.stdin.readline()
-optimize(source, output, verify=bool(int(verify)))
+optimize(source, output, verify=bool(int(verify)), weights=weights)
 """
 """The import hook of an editable install goes, so that what runs is what is tested."""
 
@@ -46,10 +46,10 @@ def _anonymous(process: int) -> int:
     return next((int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon")), 0)
 
 
-def added_memory(source: Path, output: Path, *, verify: bool) -> int:
+def added_memory(source: Path, output: Path, *, verify: bool, weights: str = "keep") -> int:
     """Bytes of anonymous memory that an optimisation adds at its peak."""
     root = Path(ort_moe.__file__).parent.parent
-    command = [sys.executable, "-c", CODE, root, source, output, str(int(verify))]
+    command = [sys.executable, "-c", CODE, root, source, output, str(int(verify)), weights]
     environment = {**os.environ, "ORT_MOE_LIBRARY": os.fspath(library_path())}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
@@ -86,3 +86,12 @@ def test_verification_holds_no_copy_of_the_weights(large: Path) -> None:
     assert sorted(path.name for path in large.parent.iterdir()) == [
         *("model.onnx", "out.onnx", "out.onnx.data", "weights.bin")
     ]
+
+
+def test_packed_weights_are_not_held(tmp_path: Path) -> None:
+    model, output = LargeModel(layers=2, experts=12), tmp_path / "out.onnx"
+    added = added_memory(model.write(tmp_path / "model.onnx"), output, verify=False, weights="nvfp4")
+    packed = output.with_name("out.onnx.data").stat().st_size
+    assert 0.28 * model.weight_bytes < packed < 0.29 * model.weight_bytes
+    # What is held of the weights of the one expert that is being packed.
+    assert added < 48 * MIB, f"{added / MIB:.0f} MiB for {model.weight_bytes / MIB:.0f} MiB of weights"

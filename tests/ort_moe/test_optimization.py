@@ -249,9 +249,9 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert set(document) == {
         *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
-        *("experts", "findings", "verification", "warnings"),
+        *("experts", "conversions", "findings", "verification", "warnings"),
     }
-    assert document["schema"] == 3
+    assert document["schema"] == 4
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}
     assert document["operators"]["ort_moe::FusedRouter"] == {"before": 0, "after": 1}
     assert document["sites"][0]["status"] == "whole"

@@ -34,6 +34,29 @@ def test_done(ort_moe: Command, source: Path) -> None:
     assert output.exists()
 
 
+def test_weights(ort_moe: Command, tmp_path: Path) -> None:
+    model, output = models.fixtures.get("mixtral_block_dynamo_fp32").path, tmp_path / "out.onnx"
+    outcome = ort_moe("optimize", model, "-o", output, "--weights", "fp8", "--block-size", "16")
+    assert outcome.code == ExitCode.DONE
+    assert "weights of 1 layer of experts packed to fp8 in blocks of 16: " in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--weights", "int5"), "'int5' is not one of"),
+        (("--block-size", "32"), "nothing is packed without it"),
+        (("--weights", "mxfp4", "--block-size", "16"), "the block size is always 32, but 16 was asked for"),
+        (("--weights", "fp8", "--zero-points"), "fp8 has no zero points"),
+        (("--weights", "fp8", "--target", "contrib"), "contrib nodes keep the weights that they have"),
+    ],
+)
+def test_weights_that_cannot_be(ort_moe: Command, source: Path, options: tuple[str, ...], sentence: str) -> None:
+    outcome = ort_moe("optimize", source, "--dry-run", *options)
+    assert outcome.code == ExitCode.USAGE
+    assert sentence in " ".join(outcome.err.split())
+
+
 def test_explain(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("optimize", source, "-o", source.with_name("out.onnx"), "--explain")
     assert outcome.code == ExitCode.DONE
