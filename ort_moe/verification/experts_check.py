@@ -155,8 +155,10 @@ def check_experts(
     if is_converted(site.node):
         # What packing the weights did is held to a limit of its own; what is made of them, to the usual one.
         as_meant = [(feeds, meant(site.node, feeds)) for feeds, _ in calls]
-        pairs = zip(as_meant, calls, strict=True)
-        change = max(distance(y, original) for (_, y), (_, original) in pairs)
+        change = max(
+            distance(y - feeds.get("residual", 0.0), original - feeds.get("residual", 0.0))
+            for (feeds, y), (_, original) in zip(as_meant, calls, strict=True)
+        )
         calls, allowed = as_meant, from_original(site.node)
         if not change <= allowed:
             detail = (

@@ -30,8 +30,8 @@ class SiteCheck:
         difference: Largest difference of a router's weights or of the experts' rows, relative to the largest of them.
         detail: Why it failed or was skipped.
         what: What kind of node it is, in words.
-        change: Of experts whose weights were packed: how far what they stand for makes rows differ from the original's,
-            by norm, relative. `difference` is then held against what they stand for.
+        change: Of experts whose weights were packed: how far what they stand for makes rows, without a residual, differ
+            from the original's, by norm, relative. `difference` is then held against what they stand for.
     """
 
     node: str
