@@ -374,29 +374,15 @@ moe (float[T, 4] x) => (float[T, 4] y)
 }""",
     ),
     "experts-in-subgraph": Example(
-        "The experts are in a branch.",
+        "A contrib node in a branch.",
         """\
 moe (float[T, 4] x, bool run) => (float[T, 4] y)
-<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2, int64[1] k = {2},
- int64[1] one = {1}, int64[1] last = {-1}, int64[2] outer = {1, -1}>
+<float[4, 8] gate, float[8, 6, 4] fc1, float[8, 4, 6] fc2>
 {
     logits = MatMul (x, gate)
-    probabilities = Softmax (logits)
-    weights, ids = TopK (probabilities, k)
     y = If (run) <
         then_branch = then () => (float[T, 4] then_y) {
-            chosen1 = Gather (fc1, ids)
-            column1 = Unsqueeze (x, outer)
-            made1 = MatMul (chosen1, column1)
-            rows1 = Squeeze (made1, last)
-            active = Relu (rows1)
-            column2 = Unsqueeze (active, last)
-            chosen2 = Gather (fc2, ids)
-            made2 = MatMul (chosen2, column2)
-            rows2 = Squeeze (made2, last)
-            column = Unsqueeze (weights, last)
-            weighted = Mul (rows2, column)
-            then_y = ReduceSum <keepdims = 0> (weighted, one)
+            then_y = com.microsoft.MoE <k = 2, activation_type = "silu"> (x, logits, fc1, "", fc2)
         },
         else_branch = otherwise () => (float[T, 4] else_y) { else_y = Identity (x) }
     >

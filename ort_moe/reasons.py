@@ -152,7 +152,7 @@ _ALL = (
     Reason(
         "OM020",
         "experts-in-subgraph",
-        "These experts are in a body of If, Loop or Scan, where experts are not rewritten.",
+        "This contrib node of experts is in a body of If, Loop or Scan, where those are not rewritten.",
         "Export without control flow around the layer.",
     ),
     Reason(

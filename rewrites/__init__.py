@@ -74,7 +74,7 @@ def rewrite(
 ) -> RewriteResult:
     """Fuse the routers of the model, in place: those of the graph and of the bodies of If, Loop and Scan in it.
 
-    And the experts behind them, where they are in the graph itself, and ONNX Runtime's contrib ops that hold both.
+    And the experts behind them, and ONNX Runtime's contrib ops that hold both.
 
     Model-local functions that hold a router, or call one that does, are inlined first.
 

@@ -1,7 +1,7 @@
-"""Inline the model-local functions that hold a router: rules work on graphs, where constants and types are known.
+"""Inline the model-local functions of a router and of its experts: rules work on graphs, where constants are known.
 
-A function sees neither, and may be called with other weights each time. Runtimes inline it anyway. Functions that hold
-no router, and the portable bodies of our own operators, stay.
+A function does not see them, and may be called with other weights each time. Runtimes inline it anyway. Functions that
+hold no router and take no choice, and the portable bodies of our own operators, stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from ort_moe.ops import DOMAIN
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.values import is_op
+from ort_moe.rewrites.values import PRODUCTS, RESHAPING, is_op, through
 
 _Key = ir.OperatorIdentifier
 
@@ -22,15 +22,23 @@ _Key = ir.OperatorIdentifier
 def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
     """Inline, in place, the functions that hold a FusedRouter or a standard node of these types, or call such.
 
+    And then those, with all that they call, that are given the indices of a choice.
+
     Returns:
         How many. What has an `obstacle` stays, and so does what it calls.
     """
-    calls = _calls(model)
-    if not calls:
-        return 0
-    called_by_any = calls_with_graphs(model)
-    holders = _holders(model, calls, op_types)
-    wanted = {key for key in holders if obstacle(model, model.functions[key], called_by_any) is None}
+    inlined, calls = 0, _calls(model)
+    if calls:
+        inlined += _inline(model, calls, _holders(model, calls, op_types))
+    while (calls := _calls(model)) and (fresh := _inline(model, calls, _takers(model, calls))):
+        inlined += fresh
+    return inlined
+
+
+def _inline(model: ir.Model, calls: dict[_Key, set[_Key]], keys: set[_Key]) -> int:
+    """Inline these functions, but those that stay; how many."""
+    called_by_any = calls_with_graphs(model) if keys else {}
+    wanted = {key for key in keys if obstacle(model, model.functions[key], called_by_any) is None}
     while called := {other for key in calls.keys() - wanted for other in calls[key] & wanted}:
         wanted -= called  # into a function that stays, which may import other operator sets
     if wanted:
@@ -87,6 +95,31 @@ def _holders(model: ir.Model, calls: dict[_Key, set[_Key]], op_types: Collection
     while fresh := {key for key, called in calls.items() if called & found} - found:
         found |= fresh
     return found
+
+
+def _takers(model: ir.Model, calls: dict[_Key, set[_Key]]) -> set[_Key]:
+    """The functions that a graph gives the indices of a choice to multiply with matrices, and what they call."""
+    found: set[_Key] = set()
+    for node in model.graph.all_nodes():
+        key = node.op_identifier()
+        if key in calls and key not in found and any(map(_is_choice, node.inputs)):
+            called = {key}
+            while fresh := {other for each in called for other in calls[each]} - called:
+                called |= fresh
+            if any(inner.op_type in PRODUCTS for each in called for inner in model.functions[each].all_nodes()):
+                found |= called
+    return found
+
+
+def _is_choice(value: ir.Value | None) -> bool:
+    """Whether a value is the indices of a TopK or a FusedRouter, or a view of them."""
+    if value is None:
+        return False
+    made_by = through(value, RESHAPING | {"Cast"}).producer()
+    if not is_router(made_by) and not is_op(made_by, "TopK"):
+        return False
+    assert made_by is not None
+    return through(value, RESHAPING | {"Cast"}) is made_by.outputs[1]
 
 
 def _separate_names(graph: ir.Graph) -> None:

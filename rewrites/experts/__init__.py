@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_valid
+from ort_moe.rewrites.experts.constants import Constant
+from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_own_weights, require_valid
 from ort_moe.rewrites.experts.residual import absorb_behind
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
@@ -66,13 +67,14 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
         chosen: Names of the rules to run.
         only: Names of the nodes that end experts which are fused; None: all.
     """
-    names: Names | None = None
     fused: list[ir.Node] = []
     refused: dict[ir.Node, Refusal] = {}
     applied: dict[str, int] = {}
     seconds: dict[str, float] = {}
     roots = {form.root for form in _FORMS}
     nodes = [node for node in model.graph.all_nodes() if is_op(node, *roots)]
+    waiting: list[tuple[_Form, ir.Node]] = []
+    writer = _Writer(model)
     for form in _FORMS:
         if form.rule.name not in chosen:
             continue
@@ -85,8 +87,6 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
                 ending = block.y.producer()
                 if only is not None and (ending is None or ending.name not in only):
                     continue
-                if node.graph is not model.graph:
-                    raise Refusal("they are in a body of If, Loop or Scan", "experts-in-subgraph")
                 require_valid(block)
                 require_alone(block)
             except Mismatch:
@@ -94,11 +94,51 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
             except Refusal as refusal:
                 refused[node] = refusal
                 continue
-            names = names or Names(model.graph)
-            fused.append(replace(block, form.rule.name, names))
+            if _refusal_to_copy(block, [block]) is None:
+                fused.append(writer.put(block, form))
+            else:
+                waiting.append((form, node))
         applied[form.rule.name] = len(fused) - before
         seconds[form.rule.name] = time.perf_counter() - start
+    for form, node in _sharing(waiting, refused):
+        start = time.perf_counter()
+        fused.append(writer.put(form.read(node), form))
+        applied[form.rule.name] += 1
+        seconds[form.rule.name] += time.perf_counter() - start
     return Fusion(tuple(fused), refused, applied, seconds)
+
+
+class _Writer:
+    """Puts nodes in the place of blocks; blocks of the same weights get the same copy of them."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._names: Names | None = None
+        self._copies: dict[Constant, ir.Value] = {}
+
+    def put(self, block: ExpertsBlock, form: _Form) -> ir.Node:
+        self._names = self._names or Names(self._model.graph)
+        return replace(block, form.rule.name, self._names, self._copies)
+
+
+def _sharing(waiting: list[tuple[_Form, ir.Node]], refused: dict[ir.Node, Refusal]) -> list[tuple[_Form, ir.Node]]:
+    """Of blocks whose weights others read, those whose weights only others of them do: one copy takes their place."""
+    while waiting:
+        blocks = [form.read(node) for form, node in waiting]
+        why = [_refusal_to_copy(block, blocks) for block in blocks]
+        refused.update({node: refusal for (_, node), refusal in zip(waiting, why, strict=True) if refusal is not None})
+        if not any(why):
+            break
+        waiting = [each for each, refusal in zip(waiting, why, strict=True) if refusal is None]
+    return waiting
+
+
+def _refusal_to_copy(block: ExpertsBlock, blocks: list[ExpertsBlock]) -> Refusal | None:
+    try:
+        require_own_weights(block, blocks)
+    except Refusal as refusal:
+        return refusal
+    return None
 
 
 def absorb_what_follows(model: ir.Model, nodes: Iterable[ir.Node]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -29,19 +29,33 @@ def is_experts(node: ir.Node | None) -> bool:
 
 
 def require_alone(block: ExpertsBlock) -> None:
-    """Refuse where another node reads a value of the block, or weights that would have to be copied.
+    """Refuse where another node reads a value of the block.
 
     Raises:
         Refusal: One does.
     """
-    dying = _dying(block)
-    for layer in (block.fc1, block.fc2):
-        for product in layer.products:
-            if product not in dying:
-                readers = _outsiders(product, dying, block)
-                told = ", ".join(map(reader_name, readers))
-                raise Refusal(f"what {label(product)} makes is also read by {told}", "read-by-others", readers)
-        for value in () if layer.weights.data.value is not None else layer.weights.data.values:
+    dying = _dying([block])
+    for product in (*block.fc1.products, *block.fc2.products):
+        if product not in dying:
+            readers = _outsiders(product, dying, block)
+            told = ", ".join(map(reader_name, readers))
+            raise Refusal(f"what {label(product)} makes is also read by {told}", "read-by-others", readers)
+
+
+def require_own_weights(block: ExpertsBlock, blocks: Sequence[ExpertsBlock]) -> None:
+    """Refuse where weights would have to be copied that anything but these blocks reads as they are.
+
+    Args:
+        block: One of them.
+        blocks: All of which one copy will do.
+
+    Raises:
+        Refusal: Something does.
+    """
+    copied = [data for layer in (block.fc1, block.fc2) if (data := layer.weights.data).value is None]
+    dying = _dying(blocks) if copied else set()
+    for data in copied:
+        for value in data.values:
             others = [node for node in consumers(value) if node not in dying]
             if others or value.is_graph_output():
                 told = ", ".join(map(label, others)) or "an output of the model"
@@ -72,13 +86,14 @@ def _complete(block: ExpertsBlock) -> dict[str, AttributeValue]:
     return FUSED_EXPERTS.complete({"weight_format": "dense", "block_size": 0, **block.attributes})
 
 
-def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
+def replace(block: ExpertsBlock, form: str, names: Names, copies: dict[Constant, ir.Value]) -> ir.Node:
     """Put a FusedExperts in the place of the block, in its graph.
 
     Args:
         block: Of which nothing is read elsewhere.
         form: Name of the rule that read it.
         names: Of the model.
+        copies: The initializers that were made for blocks before, and are for this one.
     """
     ending = block.y.producer()
     assert ending is not None
@@ -97,9 +112,9 @@ def replace(block: ExpertsBlock, form: str, names: Names) -> ir.Node:
     if block.residual is not None:
         given["residual"] = block.residual
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
-        given[f"{name}_weights"] = _initializer(graph, layer.weights.data, names)
+        given[f"{name}_weights"] = _initializer(graph, layer.weights.data, names, copies)
         if layer.bias is not None:
-            given[f"{name}_bias"] = _initializer(graph, layer.bias.data, names)
+            given[f"{name}_bias"] = _initializer(graph, layer.bias.data, names, copies)
     attributes = _complete(block)
     inputs = [given.get(tensor.name) for tensor in FUSED_EXPERTS.inputs]
     while inputs[-1] is None:
@@ -173,16 +188,25 @@ class Writer:
         return result
 
 
-def _initializer(graph: ir.Graph, data: Constant, names: Names) -> ir.Value:
-    """The numbers as FusedExperts takes them: as they lie, or a copy that is made when the model is written."""
+def _initializer(graph: ir.Graph, data: Constant, names: Names, copies: dict[Constant, ir.Value]) -> ir.Value:
+    """The numbers as FusedExperts takes them: as they lie, or a copy that is made when the model is written.
+
+    It lies in the graph in which what it is made of lies, so that it can be read wherever that can.
+    """
     if data.value is not None:
         return data.value
+    if data in copies:
+        return copies[data]
     values = data.values
+    owners = {value.graph for value in values}
+    graph = owner if len(owners) == 1 and isinstance(owner := owners.pop(), ir.Graph) else graph
     how = "joined" if len(values) > 1 else "transposed" if data.op == "transposed" else "rearranged"
     name, shape = names.unused(f"{values[0].name}_{how}"), ir.Shape(data.shape)
     streamed = StreamedTensor(data.numbers, data.dtype, shape, name)
     value = ir.Value(name=name, const_value=streamed, type=ir.TensorType(data.dtype), shape=shape)
     graph.register_initializer(value)
+    if len(owners) <= 1:
+        copies[data] = value
     return value
 
 
@@ -190,16 +214,17 @@ def _taken(block: ExpertsBlock) -> set[ir.Value | None]:
     return {block.x, block.weights, block.indices, block.residual}
 
 
-def _dying(block: ExpertsBlock) -> set[ir.Node]:
-    """The nodes that only serve to make what the block returns of what it takes."""
-    taken = _taken(block)
+def _dying(blocks: Sequence[ExpertsBlock]) -> set[ir.Node]:
+    """The nodes that only serve to make what the blocks return of what they take."""
+    taken = {value for block in blocks for value in _taken(block)}
+    returned = {block.y for block in blocks}
     dying: set[ir.Node] = set()
-    queue = deque([block.y.producer()])
+    queue = deque(y.producer() for y in returned)
     while queue:
         node = queue.popleft()
         if node is None or node in dying:
             continue
-        read = (value for value in node.outputs if value is not block.y)
+        read = (value for value in node.outputs if value not in returned)
         if any(value.is_graph_output() or any(user not in dying for user in consumers(value)) for value in read):
             continue
         dying.add(node)

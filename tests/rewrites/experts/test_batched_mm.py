@@ -371,8 +371,8 @@ def test_a_bias_that_all_rows_are_added_to() -> None:
     assert "adds no bias of the experts to their product" in finding.detail
 
 
-def test_layers_in_a_row_that_share_weights_to_be_copied() -> None:
-    """Neither is copied: the first layer serves to make what the second returns, but it stays."""
+def shared_by_two(behind: str = "", outputs: str = "") -> ir.Model:
+    """Two layers in a row of the same weights, which lie the other way round."""
     first = Experts(fc1=FC1_TRANSPOSED, fc2=FC2_TRANSPOSED, constants=TRANSPOSED)
     pieces = (first.router, first.repeat, first.list, first.fc1, first.activation, first.fc2, first.weigh, first.sum)
     text = "\n next_logits = MatMul (y, gate)" + "".join(pieces[:-1]) + first.sum.replace("y =", "last =")
@@ -380,7 +380,23 @@ def test_layers_in_a_row_that_share_weights_to_be_copied() -> None:
     for name in re.findall(r"\b([a-z]\w*)(?=(?:, \w+)* =)", text):
         if name not in ("axis", "keepdims", "num_outputs"):
             text = re.sub(rf"\b{name}\b", f"{name}_after", text)
-    model = replace(first, sum=first.sum + text, outputs=f", float[T, {HIDDEN}] last_after").model()
+    constants = {**TRANSPOSED, "zero": np.array([0], np.int64)}
+    outputs = f", float[T, {HIDDEN}] last_after{outputs}"
+    return replace(first, sum=first.sum + text + behind, outputs=outputs, constants=constants).model()
+
+
+def test_layers_in_a_row_that_share_weights_to_be_copied() -> None:
+    """One copy serves both."""
+    model = shared_by_two()
+    original = model.clone()
+    assert [site.status for site in rewrite(model).experts] == ["whole"] * 2
+    assert {name for name in model.graph.initializers if name.startswith("fc")} == {"fc1_transposed", "fc2_transposed"}
+    assert_same(original, model)
+
+
+def test_layers_that_share_weights_with_what_reads_them_as_they_are() -> None:
+    """No copy is made for two layers either, where the original has to stay."""
+    model = shared_by_two("\n other = ReduceSum <keepdims = 0> (fc1, zero)", ", float[a, b] other")
     original = model.clone()
     told = [finding.reason.slug for site in rewrite(model).experts for finding in site.findings]
     assert told == ["expert-weights-shared"] * 2
@@ -412,23 +428,3 @@ def test_weights_that_are_inputs() -> None:
     model.graph.inputs.append(model.graph.initializers["fc2"])
     site, _ = fuse(model)
     assert [finding.reason.slug for finding in site.findings] == ["weights-as-inputs"]
-
-
-def test_in_a_branch() -> None:
-    text = Experts()
-    inner = "".join((text.repeat, text.list, text.fc1, text.activation, text.fc2, text.weigh, text.sum))
-    branch = inner.replace("y =", "then_y =")
-    experts = replace(
-        text, repeat="", list="", fc1="", activation="", fc2="", weigh="",
-        sum=f"""
-            y = If (flag) <
-                then_branch = then () => (float[T, {HIDDEN}] then_y) {{ {branch} }},
-                else_branch = otherwise () => (float[T, {HIDDEN}] else_y) {{ else_y = Neg (x) }}
-            >""",
-        constants={"flag": True},
-    )  # fmt: skip
-    original, model = experts.model(), experts.model()
-    result = rewrite(model)
-    (site,) = result.experts
-    assert [finding.reason.slug for finding in site.findings] == ["experts-in-subgraph"]
-    assert_same(original, model)
