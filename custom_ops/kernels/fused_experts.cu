@@ -1,12 +1,12 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     dense and nvfp4, at most 128 slots (tokens * k), if they fit into shared memory: FC1 and FC2 with finalize
-//           (fused_experts_fc1.cuh, fused_experts_fc2.cuh), two launches; tokens of an expert are found in the indices
+//   few     at most 128 slots (tokens * k), if they fit into shared memory, in every format: FC1 and FC2 with finalize
+//           (fused_experts_few.cu), two launches; tokens of an expert are found in the indices
 //   gemm    on Hopper the rest, in every format and for any number of tokens: FC1, FC2 (both fused_experts_gemm.cu)
 //           and FinalizeRouting, with the maps, which are built first where none are given
 //   many    dense and nvfp4 that go neither way, and dense where experts have few rows each: the same with FC1 and FC2
 //           of fused_experts_grouped.cuh
-//   plain   what is left: float32, the other formats elsewhere, and what does not fit 16-byte loads
+//   plain   what is left: float32, the other formats of many tokens elsewhere, and what does not fit 16-byte loads
 //           (fused_experts_plain.cuh)
 // The order of every sum comes from the layer's depth and the way alone, so a token's bits do not depend on the others
 // that go the same way; few and many give the same.
@@ -15,11 +15,11 @@
 // kernels.
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/finalize_routing.h"
 #include "kernels/fused_experts.h"
-#include "kernels/fused_experts_fc1.cuh"
-#include "kernels/fused_experts_fc2.cuh"
+#include "kernels/fused_experts_few.h"
 #include "kernels/fused_experts_gemm.h"
 #include "kernels/fused_experts_grouped.cuh"
 #include "kernels/fused_experts_plain.cuh"
@@ -38,20 +38,13 @@ constexpr size_t kScratchAlignment = 256;
 
 size_t Aligned(size_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 enum class Path { kFew, kMany, kGemm, kPlain };
 
 bool NeedsMaps(Path path) { return path == Path::kMany || path == Path::kGemm; }
 
 // How a call is computed: from shapes, attributes and the device alone.
-struct Plan {
+struct Plan : LayersPlan {
   Path path = Path::kPlain;
-  int chunk = 1;
-  LayerParams fc1{}, fc2{};  // depth and slices
-  int fc2_tiles = 0;
-  unsigned blocks = 0;           // of the kernels for few
-  int64_t activated_stride = 0;  // elements
 };
 
 Plan PlainPlan(const ExpertsArgs& args) {
@@ -62,35 +55,12 @@ Plan PlainPlan(const ExpertsArgs& args) {
   return plan;
 }
 
-// Cuts the reduction into slices of `slice_groups` at least, kMaxSlices at most.
 template <typename Format>
-void CutInSlices(LayerParams* layer, int64_t depth, int64_t slice_groups) {
-  const int64_t groups = CeilDiv(depth, 2 * Format::kStep);
-  const int64_t slices = std::clamp<int64_t>(groups / slice_groups, 1, kMaxSlices);
-  layer->depth = static_cast<int32_t>(depth);
-  layer->slice_groups = static_cast<int32_t>(CeilDiv(groups, slices));
-  layer->slices = static_cast<int32_t>(CeilDiv(groups, layer->slice_groups));
-}
-
-template <typename Format>
-Plan PlanOf(const ExpertsArgs& args, int processors, size_t shared_limit) {
-  constexpr int64_t kSliceGroups = 4;
+Plan ManyPlan(const ExpertsArgs& args, size_t shared_limit) {
   Plan plan;
   plan.activated_stride = CeilDiv(args.inner, Format::kStep) * Format::kStep;
-  CutInSlices<Format>(&plan.fc1, args.hidden, kSliceGroups);
-  CutInSlices<Format>(&plan.fc2, args.inner, kSliceGroups);
-  const int64_t slots = args.tokens * args.k;
-  if (slots <= kMaxDirectSlots) {
-    plan.chunk = args.tokens == 1 ? 1 : kFewChunk;
-    const int tokens = static_cast<int>(args.tokens), few = static_cast<int>(slots);
-    plan.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / kFc2Columns));
-    plan.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / kFc2Columns, plan.blocks));
-    if (Fc1Shared<Format>::Bytes(plan.fc1.depth, tokens, few, plan.chunk) <= shared_limit &&
-        Fc2Shared<Format>::Bytes(plan.fc2, few, plan.fc2_tiles) <= shared_limit) {
-      plan.path = Path::kFew;
-      return plan;
-    }
-  }
+  CutInSlices<Format>(&plan.fc1, args.hidden);
+  CutInSlices<Format>(&plan.fc2, args.inner);
   for (plan.chunk = kMaxChunk; plan.chunk > 0; plan.chunk /= 2) {
     if (GroupedShared<Format>::Bytes(plan.fc1, plan.chunk) <= shared_limit &&
         GroupedShared<Format>::Bytes(plan.fc2, plan.chunk) <= shared_limit) {
@@ -110,30 +80,16 @@ Plan GemmPlan(const ExpertsArgs& args) {
 
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
-// Whether the format has kernels for tensor cores beside those for Hopper.
-bool HasFastKernels(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kDense:
-    case WeightFormat::kNvfp4:
-      return true;
-    case WeightFormat::kMxfp4:
-    case WeightFormat::kInt4:
-    case WeightFormat::kInt8:
-    case WeightFormat::kFp8:
-      break;
-  }
-  return false;
+// Whether the kernels for many tokens take the call.
+bool HasMany(const ExpertsConfig& config, const ExpertsArgs& args) {
+  const bool dense = config.weight_format == WeightFormat::kDense;
+  const int64_t alignment = dense ? kDenseAlignment : kNvfp4Alignment;
+  return (dense || config.weight_format == WeightFormat::kNvfp4) && args.dtype != DType::kFloat32 &&
+         args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY;
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   if (IsEmpty(args)) return PlainPlan(args);
-  const bool dense = config.weight_format == WeightFormat::kDense;
-  const int64_t alignment = dense ? kDenseAlignment : kNvfp4Alignment, slots = args.tokens * args.k;
-  const bool fits = HasFastKernels(config.weight_format) && args.dtype != DType::kFloat32 &&
-                    args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY;
-  const bool sparse = slots <= kMaxDirectSlots || (dense && slots <= kGroupedRows * args.experts);
-  if (!(fits && sparse) && HasExpertsGemm(config, args)) return GemmPlan(args);
-  if (!fits) return PlainPlan(args);
   int device = 0, processors = 0, shared_limit = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
@@ -141,9 +97,19 @@ Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
     return PlainPlan(args);
   }
   const size_t limit = static_cast<size_t>(shared_limit);
-  if (dense) return PlanOf<DenseFormat<__half>>(args, processors, limit);
-  return args.dtype == DType::kBFloat16 ? PlanOf<Nvfp4Format<__nv_bfloat16>>(args, processors, limit)
-                                        : PlanOf<Nvfp4Format<__half>>(args, processors, limit);
+  Plan plan;
+  if (PlanFew(config, args, processors, limit, &plan)) {
+    plan.path = Path::kFew;
+    return plan;
+  }
+  const bool many = HasMany(config, args), dense = config.weight_format == WeightFormat::kDense;
+  const int64_t slots = args.tokens * args.k;
+  const bool sparse = dense && (slots <= kMaxDirectSlots || slots <= kGroupedRows * args.experts);
+  if (!(many && sparse) && HasExpertsGemm(config, args)) return GemmPlan(args);
+  if (!many) return PlainPlan(args);
+  if (dense) return ManyPlan<DenseFormat<__half>>(args, limit);
+  return args.dtype == DType::kBFloat16 ? ManyPlan<Nvfp4Format<__nv_bfloat16>>(args, limit)
+                                        : ManyPlan<Nvfp4Format<__half>>(args, limit);
 }
 
 // Parts of the scratch, in order.
@@ -222,19 +188,6 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   return p;
 }
 
-template <typename Format, bool kShares>
-cudaError_t LaunchFew(unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
-  const int fc1_warps = kFc1Warps / p.fc1.slices * p.fc1.slices;
-  if (cudaError_t error = LaunchClusters<Fc1Kernel<Format, kShares ? kFewChunk : 1>>(
-          Switch::kFc1Pdl, 1, blocks, fc1_warps * kLanes,
-          Fc1Shared<Format>::Bytes(p.fc1.depth, p.tokens, p.slots, p.chunk), stream, p);
-      error != cudaSuccess) {
-    return error;
-  }
-  return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1>>(
-      blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
-}
-
 template <typename Format, bool kFirst>
 cudaError_t LaunchGrouped(const ExpertsParams& p, cudaStream_t stream) {
   const LayerParams& layer = kFirst ? p.fc1 : p.fc2;
@@ -302,11 +255,9 @@ cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args,
   const ExpertsParams p = MakeParams(config, args, plan);
   if constexpr (!std::is_same_v<T, float>) {
     const bool aligned = IsAligned(args.x) && IsAligned(args.fc1.weights) && IsAligned(args.fc1.scales) &&
-                         IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales);
-    if (plan.path == Path::kFew && aligned) {
-      return p.tokens == 1 ? LaunchFew<Format<T>, false>(plan.blocks, p, stream)
-                           : LaunchFew<Format<T>, true>(plan.blocks, p, stream);
-    }
+                         IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales) && IsAligned(args.fc1.zero_points) &&
+                         IsAligned(args.fc2.zero_points);
+    if (plan.path == Path::kFew && aligned) return LaunchFew(args.dtype, plan.blocks, p, stream);
     if (NeedsMaps(plan.path) && aligned) return LaunchMany<Format<T>>(config, args, plan, p, stream);
   }
   return LaunchPlain<T>(p, stream);

@@ -11,6 +11,7 @@
 
 #include "kernels/fused_experts_activation.cuh"
 #include "kernels/fused_experts_items.cuh"
+#include "kernels/fused_experts_product_codes.cuh"
 #include "kernels/fused_experts_product_nvfp4.cuh"
 #include "kernels/fused_experts_staging.cuh"
 #include "kernels/launch.cuh"
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   const int warp = threadIdx.x / kLanes;
   const int slices = layer.slices, chunk = p.chunk;
   const int team = warp / slices, slice = warp % slices, teams = blockDim.x / kLanes / slices;
-  const int stride = StagedStride<Format>(layer.depth), blocks = PaddedDepth<Format>(layer.depth) / kBlock;
+  const int stride = StagedStride<Format>(layer.depth), blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
 
   WaitForPrevious();
   AllowNext();  // after the wait: FC2 may read the routing ahead of its own
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   each_block([&](const T*, char* target, int block) { FinishBlock<Format>(target, layer.depth, block, false); });
   __syncthreads();
 
-  const StagedActivations staged{s.activations, stride, blocks * kBlock * static_cast<int>(sizeof(T))};
+  const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
   const int batch = Fc1Shared<Format>::Batch(slices, chunk), unit_sums = Fc1Shared<Format>::UnitSums(slices, chunk);
   int at = 0;
   for (int first = begin; first < end; first += batch) {

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/fused_experts_items.cuh"
+#include "kernels/fused_experts_product_codes.cuh"
 #include "kernels/fused_experts_product_nvfp4.cuh"
 #include "kernels/fused_experts_staging.cuh"
 #include "kernels/launch.cuh"
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   WaitForPrevious();
   AllowNext();
 
-  const int blocks = PaddedDepth<Format>(layer.depth) / kBlock;
+  const int blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
   const auto each_block = [&](auto body) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < static_cast<uint32_t>(slots * blocks); i += kFc2Warps * kLanes) {
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
       [&](int slot, int block) { FinishBlock<Format>(s.activations + slot * stride, layer.depth, block, true); });
   __syncthreads();
 
-  const StagedActivations staged{s.activations, stride, blocks * kBlock * static_cast<int>(sizeof(T))};
+  const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
   int at = 0;
   for (; unit.tile < tiles; advance(unit, kFc2Warps)) {
     const int item = item_of(unit), tile = unit.tile, slice = slices == 1 ? 0 : unit.within % slices;

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(con
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, warps = blockDim.x / kLanes;
   const int slices = layer.slices, chunk = p.chunk;
   const int set = warp / slices, slice = warp % slices;
-  const int stride = StagedStride<Format>(layer.depth), blocks = PaddedDepth<Format>(layer.depth) / kBlock;
+  const int stride = StagedStride<Format>(layer.depth), blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
   const GroupedShared<Format> s(shared, layer, chunk);
 
   WaitForPrevious();
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(con
     }
     __syncthreads();
 
-    const StagedActivations staged{s.activations, stride, blocks * kBlock * static_cast<int>(sizeof(T))};
+    const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
     const auto activation_row = [](int token) { return token; };
     OneExpert<Format, kMaxChunk> products(staged, count, part.first, activation_row);
     int at = 0;

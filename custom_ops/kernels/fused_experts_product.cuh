@@ -8,7 +8,8 @@
 //   Emit: calls store(tile or expert, token, its row, sum) for every sum, each in one lane
 // and give a sum the same bits, whichever computes it.
 //
-// dense, here: the core's 8 columns are tokens. nvfp4: fused_experts_product_nvfp4.cuh.
+// dense, here: the core's 8 columns are tokens. nvfp4: fused_experts_product_nvfp4.cuh; what is not specialised is in
+// fused_experts_product_codes.cuh.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ struct DecodedBlocks {
   __device__ __forceinline__ DecodedBlocks(const StepWeights& w, int half) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      Nvfp4Format<T>::Decode(half == 0 ? w.words[tile].x : w.words[tile].z, pairs[tile][0]);
-      Nvfp4Format<T>::Decode(half == 0 ? w.words[tile].y : w.words[tile].w, pairs[tile][1]);
+      DecodeE2m1(half == 0 ? w.words[tile].x : w.words[tile].z, pairs[tile][0]);
+      DecodeE2m1(half == 0 ? w.words[tile].y : w.words[tile].w, pairs[tile][1]);
     }
   }
 
@@ -73,7 +73,8 @@ class OneExpert<Nvfp4Format<T>, kTokens> {
     Operand operand{ring.Weights(at, step), {}};
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      operand.scales[tile] = *reinterpret_cast<const uint16_t*>(ring.Scales(at, step, tile, row) + first);
+      operand.scales[tile] =
+          *reinterpret_cast<const uint16_t*>(Ring::Scales::Row(ring.ScalesOf(at), step, tile, row) + first);
     }
     return operand;
   }
@@ -185,7 +186,8 @@ class FourExperts<Nvfp4Format<T>, kTokens> {
   __device__ __forceinline__ static Operand Load(const Ring& ring, int at, int step) {
     const int lane = threadIdx.x % kLanes;
     return {ring.Weights(at, step),
-            *reinterpret_cast<const uint32_t*>(ring.Scales(at, step, lane % 4 / 2, lane / 4) + lane % 2 * 4)};
+            *reinterpret_cast<const uint32_t*>(Ring::Scales::Row(ring.ScalesOf(at), step, lane % 4 / 2, lane / 4) +
+                                               lane % 2 * 4)};
   }
 
   template <typename RowOf>

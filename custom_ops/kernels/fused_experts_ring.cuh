@@ -7,30 +7,10 @@
 
 #include <cstdint>
 
-#include "kernels/fused_experts_format.cuh"
+#include "kernels/fused_experts_copies.cuh"
+#include "kernels/fused_experts_ring_scales.cuh"
 
 namespace ort_moe {
-
-// 16 bytes to shared memory in the background; zeros where not `valid`.
-__device__ __forceinline__ void CopyAsync(void* target, const void* source, bool valid) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(source), "r"(valid ? 16 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void CopyAsync4(void* target, const void* source, bool valid) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(source), "r"(valid ? 4 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until at most kPending groups of this thread's copies are under way.
-template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // A lane's part of one step: 16 bytes of each tile's row.
 struct StepWeights {
@@ -40,25 +20,23 @@ struct StepWeights {
 template <typename Format, int kRingGroups>
 class WeightRing {
  public:
-  static constexpr int kSteps = 2;  // of a group
+  using Scales = RingScales<Format>;
   static constexpr int kGroups = kRingGroups;
   static constexpr int kTileBytes = kLanes * static_cast<int>(sizeof(uint4));
   static constexpr int kStepBytes = 2 * kTileBytes + 64;  // so that a line's two halves go to different banks
-  static constexpr int kScaleBytes = Format::kScaled ? 2 * kTileRows * kSteps * Format::kStepScales : 0;
-  static constexpr int kGroupBytes = kSteps * kStepBytes + kScaleBytes;
+  static constexpr int kGroupBytes = kGroupSteps * kStepBytes + Scales::kBytes;
   static constexpr int kBytes = kGroups * kGroupBytes;  // of a warp
 
   // `row_step`: from one row of a tile to the next.
   __device__ __forceinline__ WeightRing(void* memory, const LayerParams& layer, int row_step)
-      : memory_(static_cast<char*>(memory)), row_bytes_(static_cast<int>(Format::RowBytes(layer.depth))) {
+      : memory_(static_cast<char*>(memory)),
+        row_bytes_(static_cast<int>(Format::RowBytes(layer.depth))),
+        row_step_(row_step),
+        scales_(layer) {
     // Weights: eight lanes to a row and four rows to a copy.
     const int lane = threadIdx.x % kLanes, chunk = lane % 8;
     lane_weights_ = lane / 8 * row_step * row_bytes_ + chunk * 16;
     lane_target_ = chunk / 4 * kStepBytes + (lane / 8 * 4 + chunk % 4) * 16;
-    if constexpr (Format::kScaled) {
-      row_scales_ = layer.depth / static_cast<int>(kNvfp4Block);
-      lane_scales_ = lane / 4 % 4 * row_step * row_scales_ + lane % 4 * 4;  // four lanes to a row
-    }
   }
 
   // The next Fill() starts with group `group`. `rows`: the first of the tiles' four times four rows, among all
@@ -68,16 +46,7 @@ class WeightRing {
 #pragma unroll
     for (int i = 0; i < 4; ++i) weights_[i] = layer.weights + rows[i] * row_bytes_ + (lane_weights_ + at);
     bytes_left_ = row_bytes_ - at - static_cast<int>(threadIdx.x % 8) * 16;
-    if constexpr (Format::kScaled) {
-      const int scales_at = group * kRowScales;
-      const bool upper = threadIdx.x % kLanes >= kLanes / 2;
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const int64_t row = upper ? rows[2 * tile + 1] : rows[2 * tile];
-        scales_[tile] = layer.scales + row * row_scales_ + (lane_scales_ + scales_at);
-      }
-      scales_left_ = row_scales_ - scales_at - static_cast<int>(threadIdx.x % 4) * 4;
-    }
+    scales_.Start(layer, rows, row_step_, group);
   }
 
   // Starts the copies of a group into place `at`, zeros behind the rows' ends; CommitCopies() closes them.
@@ -89,15 +58,7 @@ class WeightRing {
       weights_[i] += kRowBytes;
     }
     bytes_left_ -= kRowBytes;
-    if constexpr (Format::kScaled) {
-      char* const scale_target = memory_ + at + kSteps * kStepBytes + threadIdx.x % kLanes * 4;
-#pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        CopyAsync4(scale_target + tile * kScaleBytes / 2, scales_[tile], scales_left_ > 0);
-        scales_[tile] += kRowScales;
-      }
-      scales_left_ -= kRowScales;
-    }
+    scales_.Fill(memory_ + at + kGroupSteps * kStepBytes);
   }
 
   __device__ __forceinline__ static int Next(int at) { return at == kBytes - kGroupBytes ? 0 : at + kGroupBytes; }
@@ -107,22 +68,18 @@ class WeightRing {
     return {{words[0], words[kLanes]}};
   }
 
-  // The scales of row `row` of a tile.
-  __device__ __forceinline__ const uint8_t* Scales(int at, int step, int tile, int row) const {
-    return reinterpret_cast<const uint8_t*>(memory_) + at + kSteps * kStepBytes +
-           (tile * kTileRows + row) * kRowScales + step * Format::kStepScales;
-  }
+  // The scales of the group at place `at`, where `scales()` reads them.
+  __device__ __forceinline__ const char* ScalesOf(int at) const { return memory_ + at + kGroupSteps * kStepBytes; }
+  __device__ __forceinline__ const Scales& scales() const { return scales_; }
 
  private:
   static constexpr int kRowBytes = 128;  // of a row in a group
-  static constexpr int kRowScales = kSteps * Format::kStepScales;
 
   char* memory_;
-  int row_bytes_, lane_weights_, lane_target_;
-  int row_scales_ = 0, lane_scales_ = 0;
+  int row_bytes_, row_step_, lane_weights_, lane_target_;
   const uint8_t* weights_[4];
-  const uint8_t* scales_[2];
-  int bytes_left_, scales_left_;
+  int bytes_left_;
+  Scales scales_;
 };
 
 // Part of a layer's reduction, in groups; the last one may have a single step.

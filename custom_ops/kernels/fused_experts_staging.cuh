@@ -10,9 +10,7 @@
 namespace ort_moe {
 
 // A staged row: the activations at Position, zeros up to a whole step; then, for formats that convert, a factor for
-// each block of 16.
-constexpr int kBlock = static_cast<int>(kNvfp4Block);
-
+// each block of Format::kBlock.
 template <typename Format>
 __host__ __device__ __forceinline__ int PaddedDepth(int depth) {
   return (depth + Format::kStep - 1) / Format::kStep * Format::kStep;
@@ -24,7 +22,7 @@ __host__ __device__ __forceinline__ int StagedStride(int depth) {
   constexpr int kLine = 128;
   const int padded = PaddedDepth<Format>(depth);
   const int bytes = padded * static_cast<int>(sizeof(typename Format::Element)) +
-                    (Format::kConverts ? padded / kBlock * static_cast<int>(sizeof(float)) : 0);
+                    (Format::kConverts ? padded / Format::kBlock * static_cast<int>(sizeof(float)) : 0);
   return (bytes + kLine - 1) / kLine * kLine + kLine / 2;
 }
 
@@ -33,8 +31,8 @@ template <typename Format>
 __device__ __forceinline__ void BeginBlock(const typename Format::Element* row, char* target, int depth, int block,
                                            bool arranged) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int element = block * kBlock + i * kVectorElements, position = Format::Position(element);
+  for (int i = 0; i < Format::kBlock / kVectorElements; ++i) {
+    const int element = block * Format::kBlock + i * kVectorElements, position = Format::Position(element);
     CopyAsync(reinterpret_cast<uint4*>(target) + position / kVectorElements, row + (arranged ? position : element),
               element < depth);
   }
@@ -43,22 +41,25 @@ __device__ __forceinline__ void BeginBlock(const typename Format::Element* row, 
 // Turns a block that has arrived into what the tensor core takes; by the thread that asked for it.
 template <typename Format>
 __device__ __forceinline__ void FinishBlock(char* target, int depth, int block, bool arranged) {
-  if constexpr (Format::kScaled) {
+  constexpr int kVectors = Format::kBlock / kVectorElements;
+  if constexpr (Format::kArranges || Format::kConverts) {
     if (arranged && !Format::kConverts) return;
-    uint4* at[2];
-    uint4 vectors[2];
+    uint4 vectors[kVectors];
+    const auto at = [&](int i) {
+      return reinterpret_cast<uint4*>(target) +
+             Format::Position(block * Format::kBlock + i * kVectorElements) / kVectorElements;
+    };
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int position = Format::Position(block * kBlock + i * kVectorElements);
-      at[i] = reinterpret_cast<uint4*>(target) + position / kVectorElements;
-      vectors[i] = arranged ? *at[i] : Format::Arrange(*at[i]);
+    for (int i = 0; i < kVectors; ++i) {
+      vectors[i] = *at(i);
+      if (Format::kArranges && !arranged) vectors[i] = ArrangeNibbles(vectors[i]);
     }
     if constexpr (Format::kConverts) {
       reinterpret_cast<float*>(target + PaddedDepth<Format>(depth) * sizeof(typename Format::Element))[block] =
-          Format::Convert(vectors);
+          ConvertBlock(vectors);
     }
-    *at[0] = vectors[0];
-    *at[1] = vectors[1];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) *at(i) = vectors[i];
   }
 }
 
