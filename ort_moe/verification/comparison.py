@@ -70,6 +70,8 @@ def verify(
         ]
         if original.widened or candidate.widened:
             notes.append("bfloat16 widened to float32, which the CPU can run")
+        if original.respelt or candidate.respelt:
+            notes.append("contrib nodes that the CPU does not run spelled as such that it does")
         if fewer != list(shapes):
             notes.append(f"at fewer tokens, for the original copies {copied / 2**20:.0f} MiB of weights for each")
     return Verification(

@@ -1,4 +1,4 @@
-"""Models as ONNX Runtime can run them here: with inner values as outputs, and bfloat16 widened for the CPU."""
+"""Models as ONNX Runtime can run them here: with inner values as outputs, and in what the CPU knows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EXACT: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}}
 class RunnableModel:
     """A model file, opened as sessions of any set of outputs.
 
-    A context manager: a widened copy of a bfloat16 model lies in a temporary folder until it is left.
+    A context manager: a copy of a model that the CPU does not run as it is lies in a temporary folder until it is left.
 
     Args:
         path: The model.
@@ -42,19 +42,28 @@ class RunnableModel:
         path: The model.
         model: It, with its weights unread; what runs, where it was widened.
         widened: Whether bfloat16 was replaced by float32, because the CPU provider cannot run it.
+        respelt: Whether contrib nodes were replaced by others that compute the same, for the same reason.
     """
 
     def __init__(self, path: str | os.PathLike[str], providers: Sequence[Provider] = ON_CPU) -> None:
+        import onnx_ir as ir
+
+        from ort_moe.rewrites.contrib_experts.for_cpu import respell_for_cpu
+
         self.path = Path(os.path.abspath(path))
         self.model = load_model(self.path)
         self._providers = list(providers)
         self._file = self.path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self.widened = provider_names(providers) == ON_CPU and _has_bfloat16(self.model)
-        if self.widened:
+        on_cpu = provider_names(providers) == ON_CPU
+        self.widened = on_cpu and _has_bfloat16(self.model)
+        self.respelt = on_cpu and respell_for_cpu(self.model) > 0
+        if self.widened or self.respelt:
             self._scratch = tempfile.TemporaryDirectory(prefix="ort-moe-")
-            self._file = Path(self._scratch.name) / "widened.onnx"
-            _widen(self.model, self._file)
+            self._file = Path(self._scratch.name) / "runnable.onnx"
+            if self.widened:
+                _widen(self.model)
+            ir.save(self.model, self._file, format="protobuf", external_data="runnable.data")
             self.model = load_model(self._file)
 
     @property
@@ -210,8 +219,8 @@ def _has_bfloat16(model: ir.Model) -> bool:
     )
 
 
-def _widen(model: ir.Model, path: Path) -> None:
-    """Replaces bfloat16 by float32 everywhere, and saves; values are unchanged, roundings fall away."""
+def _widen(model: ir.Model) -> None:
+    """Replaces bfloat16 by float32 everywhere, in place; values are unchanged, roundings fall away."""
     import numpy as np
     import onnx_ir as ir
 
@@ -246,4 +255,3 @@ def _widen(model: ir.Model, path: Path) -> None:
                 value.dtype = wide
             if value.const_value is not None:
                 value.const_value = widened(value.const_value)
-    ir.save(model, path, format="protobuf", external_data="widened.data")

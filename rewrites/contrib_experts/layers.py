@@ -107,7 +107,9 @@ def packing_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, in
             block = integer(node, "block_size", 0)
             if block > 0 and block not in _BLOCKS:
                 raise Refusal(f"its blocks are of {block}, expected 16, 32, 64 or 128", "contrib-form")
-            return Packing("fp8", block or 128, lambda given, n, d: _fp8(given, n, d, block))
+            # One scale for an expert counts for blocks of any size: whole ones, so that fc1 and fc3 can be joined.
+            size = block or next((size for size in _BLOCKS if sizes[2] % size == 0), _BLOCKS[0])
+            return Packing("fp8", size, lambda given, n, d: _fp8(given, n, d, size, of_blocks=block > 0))
     raise Refusal(f"its quant_type is '{kind}', expected int, fp4, nvfp4 or fp8", "contrib-form")
 
 
@@ -256,14 +258,13 @@ def _fp4_along_depth(layers: Sequence[Given], sizes: tuple[int, int, int]) -> bo
     return told.pop()
 
 
-def _fp8(given: Given, rows: int, depth: int, block: int) -> Parts:
+def _fp8(given: Given, rows: int, depth: int, size: int, *, of_blocks: bool) -> Parts:
     weights = _constant(given, "weights")
     if weights.dtype == ir.DataType.UINT8:
         weights = viewed(weights, ir.DataType.FLOAT8E4M3FN, weights.shape)
     _require(weights, ir.DataType.FLOAT8E4M3FN, (rows, depth))
-    size = block or 128
     blocks = (-(-rows // size), -(-depth // size))
-    if block:
+    if of_blocks:
         scales = _constant(given, "scales")
         if scales.dtype not in _FLOAT8_SCALES:
             raise Refusal(f"the scales '{scales.base}' are {scales.dtype}, expected floats", "contrib-form")

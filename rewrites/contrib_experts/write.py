@@ -38,10 +38,10 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu", "identity":
 _BITS = {"int4": 4, "int8": 8}
 _LEAST_NORMALISER = 2.0**-26
 """Beside a sum of 1, what is smaller is rounded away in float32."""
-_MOE_ORDER = ("fc1_weights", "fc1_bias", "fc2_weights", "fc2_bias")
+_MOE_ORDER = ("input", "router_probs", "fc1_weights", "fc1_bias", "fc2_weights", "fc2_bias")
 _QMOE_ORDER = (
-    "fc1_weights", "fc1_scales", "fc1_bias", "fc2_weights", "fc2_scales", "fc2_bias", "", "", "", "fc1_zero_points",
-    "fc2_zero_points",
+    "input", "router_probs", "fc1_weights", "fc1_scales", "fc1_bias", "fc2_weights", "fc2_scales", "fc2_bias", "", "",
+    "", "fc1_zero_points", "fc2_zero_points", "", "router_weights", "fc1_global_scale", "fc2_global_scale",
 )  # fmt: skip
 
 
@@ -91,20 +91,12 @@ def plan(node: ir.Node) -> Plan:
         for name, value in given.items()
         if name.startswith(("fc1_", "fc2_"))
     }
-    written = {**_activation(attributes), "k": router.k, "normalize_routing_weights": normalize}
-    if attributes["gated"] and attributes["gate_layout"] == "concat":
-        constants = {
-            name: interleaved(source) if name.startswith("fc1_") else source for name, source in constants.items()
-        }
+    written = {**activation(attributes), "k": router.k, "normalize_routing_weights": normalize}
+    constants = with_gates_interleaved(attributes, constants)
     if kind in _BITS:
         if not normalize:
             raise _refusal("its weights are not normalised, which ONNX Runtime's CPU kernel for integers always does")
-        written |= {
-            "quant_type": "int",
-            "expert_weight_bits": _BITS[kind],
-            "block_size": attributes["block_size"],
-            "weights_prepacked": 0,
-        }
+        written |= integer_packing(attributes)
     elif kind != "dense":
         raise _refusal(f"ONNX Runtime's kernels and versions do not read weights in {kind} in one way")
     require_unshared([*constants.values()], node)
@@ -130,16 +122,9 @@ def write(planned: Plan, names: Names) -> ir.Node:
             shape=ir.Shape([2]),
         )
         graph.register_initializer(shape)
-        inputs: list[ir.Value | None] = [logits, shape]
-        logits = _inserted(graph, node, names, "Reshape", inputs, {}, logits.dtype, ir.Shape([None, experts]))
-    op_type, order = ("QMoE", _QMOE_ORDER) if "quant_type" in planned.attributes else ("MoE", _MOE_ORDER)
-    inputs = [x, logits]
-    for name in order:
-        source = planned.constants.get(name)
-        inputs.append(None if source is None else register(graph, source, "interleaved", names))
-    while inputs[-1] is None:
-        inputs.pop()
-    contrib = ir.node(op_type, inputs, dict(planned.attributes), domain=CONTRIB, version=1, name=node.name or None)
+        logits = _inserted(graph, node, names, "Reshape", [logits, shape], {}, logits.dtype, ir.Shape([None, experts]))
+    constants = {name: register(graph, source, "interleaved", names) for name, source in planned.constants.items()}
+    contrib = contrib_node({"input": x, "router_probs": logits, **constants}, planned.attributes, node.name)
     graph.insert_before(node, contrib)
     result, y = contrib.outputs[0], node.outputs[0]
     result.type, result.shape = y.type, y.shape
@@ -152,6 +137,21 @@ def write(planned: Plan, names: Names) -> ir.Node:
     result.name = kept
     discard(node)
     return contrib
+
+
+def contrib_node(given: Mapping[str, ir.Value], attributes: Mapping[str, AttributeValue], name: str | None) -> ir.Node:
+    """A MoE, or where the attributes say how weights are packed, a QMoE.
+
+    Args:
+        given: Its inputs: weights and their parts by the names of FusedExperts', others by their own.
+        attributes: Its attributes.
+        name: Its name.
+    """
+    op_type, order = ("QMoE", _QMOE_ORDER) if "quant_type" in attributes else ("MoE", _MOE_ORDER)
+    inputs = [given.get(each) for each in order]
+    while inputs[-1] is None:
+        inputs.pop()
+    return ir.node(op_type, inputs, dict(attributes), domain=CONTRIB, version=1, name=name or None)
 
 
 def _router(node: ir.Node, given: Mapping[str, ir.Value]) -> Router:
@@ -215,7 +215,35 @@ def _normalizes(router: Router) -> int:
     return int(over_chosen or bool(attributes["normalize"]))
 
 
-def _activation(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+def integer_packing(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """How a QMoE says that its weights are those of a FusedExperts in int4 or int8."""
+    return {
+        "quant_type": "int",
+        "expert_weight_bits": _BITS[str(attributes["weight_format"])],
+        "block_size": attributes["block_size"],
+        "weights_prepacked": 0,
+    }
+
+
+def with_gates_interleaved(
+    attributes: Mapping[str, AttributeValue], constants: Mapping[str, Source]
+) -> dict[str, Source]:
+    """The constants of a FusedExperts, with gate and value in turn if they are not."""
+    if not attributes["gated"] or attributes["gate_layout"] == "interleaved":
+        return dict(constants)
+    whole = "fc1_global_scale"  # of an expert, not of its rows
+    return {
+        name: interleaved(source) if name.startswith("fc1_") and name != whole else source
+        for name, source in constants.items()
+    }
+
+
+def activation(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """How a contrib node says what stands between the layers of a FusedExperts.
+
+    Raises:
+        Refusal: It cannot.
+    """
     name = str(attributes["activation"])
     if attributes["gated"]:
         if name != "silu":
@@ -249,7 +277,7 @@ def _inserted(
     before: ir.Node,
     names: Names,
     op_type: str,
-    inputs: list[ir.Value] | list[ir.Value | None],
+    inputs: list[ir.Value],
     attributes: dict[str, int],
     dtype: ir.DataType | None,
     shape: ir.Shape | None,

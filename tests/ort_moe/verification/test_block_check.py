@@ -129,9 +129,50 @@ def test_a_wrong_contrib_node_is_found(tmp_path: Path) -> None:
     assert "by ONNX Runtime's own kernel: rows differ" in verification.failure
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        ContribCase(fusion=2, bias=True),
+        ContribCase(fusion=2, dtype="bfloat16", rank=3),
+        ContribCase("silu", None, separate=True, dtype="float16"),
+        ContribCase(fusion=0, separate=True, weight_format="int4", zero_points=True),
+        ContribCase(fusion=2, weight_format="int8", layout="rows", router_weights=False),
+        ContribCase(weight_format="nvfp4", layout="N", dtype="float16"),
+        ContribCase(fusion=2, weight_format="nvfp4", layout="N"),
+        ContribCase(weight_format="mxfp4", layout="N", bias=True),
+        ContribCase("relu", None, weight_format="mxfp4", layout="K", dtype="float16"),
+        ContribCase(weight_format="fp8", bias=True),
+        ContribCase("silu", None, separate=True, weight_format="fp8"),
+        ContribCase(weight_format="fp8", layout="experts"),
+    ],
+    ids=str,
+)
+def test_nodes_that_the_cpu_does_not_run_are_held_as_others_that_it_does(case: ContribCase, tmp_path: Path) -> None:
+    source = saved(layers(case, 1), tmp_path / "model.onnx")
+    verification = ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu").verification
+    assert verification is not None
+    assert verification.passed
+    assert [(site.status, site.what) for site in verification.sites] == [("passed", "contrib block")]
+    assert "contrib nodes that the CPU does not run spelled as such that it does" in verification.notes
+
+
+def test_wrong_layouts_are_found_where_the_cpu_does_not_run_the_node(tmp_path: Path) -> None:
+    source = saved(layers(ContribCase(weight_format="nvfp4", layout="N"), 1), tmp_path / "model.onnx")
+    model = ir.load(source)
+    rewrite(model, target="cpu")
+    wrong = next(node for node in model.graph if node.op_type == "FusedExperts")
+    wrong.attributes["gate_layout"] = ir.AttrString("gate_layout", "concat")
+    wrong.overload = ""
+    model.functions.clear()
+    ir.save(model, tmp_path / "wrong.onnx")
+    failure = verify(source, tmp_path / "wrong.onnx").failure
+    assert failure is not None
+    assert failure.startswith("the first contrib block that differs is moe0")
+
+
 def test_a_node_that_the_cpu_does_not_run_says_what_to_do(tmp_path: Path) -> None:
-    source = saved(ContribCase(weight_format="fp8").model(), tmp_path / "model.onnx")
-    with pytest.raises(ModelError, match=r"nothing was put in place: .*QMoE.*; `--no-verify` writes it all the same"):
+    source = saved(ContribCase("geglu").model(), tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"nothing was put in place: .*MoE.*; `--no-verify` writes it all the same"):
         ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu")
     report = ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu", verify=False)
     assert report.matched
