@@ -27,8 +27,8 @@ _CHOICES = ("FusedRouter", "TopK", "ArgMax")
 """What chooses experts; their indices are the last output."""
 
 _CONTRIB_DOMAIN = "com.microsoft"
-_CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9)}
-"""Inputs of the contrib operators that hold experts' weights and scales."""
+_CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9, 11, 12, 13)}
+"""Inputs of the contrib operators that hold experts' weights, scales and zero points."""
 
 
 @dataclass(frozen=True)
