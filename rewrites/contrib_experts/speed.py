@@ -44,8 +44,8 @@ MEASURED: Mapping[tuple[str, str], Measured] = {
     ("cpu", "int4"): Measured("float32 128/8/2048/768", 4000.0, 5280.0),
 }
 """By where the model shall run, and the format of its experts' weights, from docs/performance.md; the contrib op's time
-for mxfp4 and int4 is that of its kernels. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. What is not here is taken to be no
-slower: the CPU has no other kernel for it, or a coarser one."""
+for mxfp4 and int4 is that of its kernels. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. What is not here is taken to be
+no slower: the CPU has no other kernel for it, or a coarser one."""
 
 
 def why_slower(target: str, weight_format: str) -> str | None:
