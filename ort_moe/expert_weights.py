@@ -100,6 +100,19 @@ def stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir
     return ExpertWeight(shape, value.const_value.dtype.name, value.const_value.nbytes), value
 
 
+def is_fused_experts(node: ir.Node) -> bool:
+    """Whether the node is a FusedExperts."""
+    return (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name)
+
+
+def fused_stacks(node: ir.Node) -> Iterator[ExpertWeight]:
+    """The stacks of a FusedExperts that are constants."""
+    for place in _EXPERTS_STACKS:
+        taken = stack(node.inputs[place], None) if place < len(node.inputs) else None
+        if taken is not None:
+            yield taken[0]
+
+
 @dataclass
 class _Walk:
     """A search through the graph around one router."""

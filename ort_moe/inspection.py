@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.expert_weights import ExpertWeight, expert_weights, stack
+from ort_moe.expert_weights import ExpertWeight, expert_weights, fused_stacks, is_fused_experts, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
 from ort_moe.ops import DOMAIN, FUSED_ROUTER
 from ort_moe.printable import Printable, byte_size, table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ort_moe.rewrites import Site
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON documents; any change of their form raises it."""
 
 _CHOICES = ("FusedRouter", "TopK", "ArgMax")
@@ -43,6 +43,8 @@ class Layer:
         router: Its arithmetic in a phrase.
         weights: The stacks of experts' weights behind its choice; empty where none was recognised.
         all_experts: Whether every token goes through all experts, and the choice only weighs or masks what they make.
+        optimized_bytes_per_token: Bytes of experts' weights that one token reads in the model that `optimize` makes of
+            it with the weights as they are; None where the experts stay.
     """
 
     node: str
@@ -52,14 +54,12 @@ class Layer:
     router: str
     weights: tuple[ExpertWeight, ...]
     all_experts: bool = False
+    optimized_bytes_per_token: int | None = None
 
     @property
     def bytes_per_token(self) -> int | None:
         """Bytes of experts' weights that one token reads; None where they are not known."""
-        read = self.experts if self.all_experts else self.k
-        if not self.weights or self.experts is None or read is None:
-            return None
-        return sum(weight.nbytes // self.experts * read for weight in self.weights)
+        return _read_per_token(self.weights, self.k, all_experts=self.all_experts)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,16 @@ class Inspection(Printable):
         known = [layer.bytes_per_token for layer in self.layers if layer.bytes_per_token is not None]
         return sum(known) if known else None
 
+    @property
+    def optimized_bytes_per_token(self) -> int | None:
+        """The same of the model that `optimize` makes of it; layers that stay as they are count as they are."""
+        known = [
+            layer.optimized_bytes_per_token if layer.optimized_bytes_per_token is not None else layer.bytes_per_token
+            for layer in self.layers
+            if layer.bytes_per_token is not None
+        ]
+        return sum(filter(None, known)) if known else None
+
     def to_dict(self) -> dict[str, Any]:
         """The document that `ort_moe/json_schemas/inspect.json` describes; what is not known is null."""
         return {
@@ -93,6 +103,7 @@ class Inspection(Printable):
             "model": self.model,
             "weight_bytes": self.weight_bytes,
             "expert_bytes_per_token": self.bytes_per_token,
+            "optimized_expert_bytes_per_token": self.optimized_bytes_per_token,
             "operators": dict(sorted(self.operators.items())),
             "layers": [{**asdict(layer), "bytes_per_token": layer.bytes_per_token} for layer in self.layers],
             "cuda_graph_blockers": [asdict(blocker) for blocker in self.blockers],
@@ -117,12 +128,12 @@ class Inspection(Printable):
         from rich.text import Text
 
         listing = table(
-            *("layer", "node", "is a", "E", "K", "router", "experts' weights", "per token"),
-            numbers=("layer", "E", "K", "per token"),
+            *("layer", "node", "is a", "E", "K", "router", "experts' weights", "per token", "optimised"),
+            numbers=("layer", "E", "K", "per token", "optimised"),
             prose=("is a", "router", "experts' weights"),
         )
         for number, layer in enumerate(self.layers):
-            read = layer.bytes_per_token
+            read, optimized = layer.bytes_per_token, layer.optimized_bytes_per_token
             weights = [*map(str, layer.weights), *(["all experts for every token"] if layer.all_experts else [])]
             listing.add_row(
                 str(number),
@@ -133,6 +144,7 @@ class Inspection(Printable):
                 layer.router,
                 "\n".join(weights) or "not recognised",
                 "?" if read is None else byte_size(read),
+                "stays" if optimized is None else byte_size(optimized),
             )
         return listing
 
@@ -141,7 +153,10 @@ class Inspection(Printable):
             return "experts' weights read per token: not known, for none were recognised behind the routers"
         known = sum(layer.bytes_per_token is not None for layer in self.layers)
         of = "" if known == len(self.layers) else f", in {known} of {len(self.layers)} MoE layers"
-        return f"experts' weights read per token{of}: {byte_size(self.bytes_per_token)}"
+        told = f"experts' weights read per token{of}: {byte_size(self.bytes_per_token)}"
+        if self.optimized_bytes_per_token == self.bytes_per_token:
+            return told
+        return f"{told}; optimised, with the weights as they are: {byte_size(self.optimized_bytes_per_token or 0)}"
 
     def _capture_text(self) -> str:
         if not self.blockers:
@@ -251,7 +266,59 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         for node in model.graph.all_nodes()
         if (place := (node.graph.name if node.graph else "", node.name)) in routing and node.op_type in _CHOICES
     ]
-    return Inspection(os.fspath(source), tuple(routers + contrib), Counter(operators), weight_bytes, blockers)
+    fused = _fused_weights(source)
+    layers = tuple(_with_optimized(layer, fused.get(layer.node)) for layer in (*routers, *contrib))
+    return Inspection(os.fspath(source), layers, Counter(operators), weight_bytes, blockers)
+
+
+@dataclass(frozen=True)
+class _FusedWeights:
+    """What a FusedExperts of the optimised model reads.
+
+    Attributes:
+        stacks: Its stacks.
+        k: K.
+        all_before: Whether the form that the experts had computes all of them for every token.
+    """
+
+    stacks: tuple[ExpertWeight, ...]
+    k: int | None
+    all_before: bool
+
+
+def _fused_weights(source: str | os.PathLike[str]) -> dict[str, _FusedWeights]:
+    """What the FusedExperts that `optimize` makes read, by the name of what chooses, or of the contrib node."""
+    from ort_moe.model_io import load_model
+    from ort_moe.rewrites import rewrite
+    from ort_moe.rewrites.experts import ALL_EXPERTS_FORMS
+
+    model = load_model(source)
+    sites = [site for site in rewrite(model).experts if site.status == "whole"]
+    nodes = {node.name: node for node in model.graph.all_nodes() if is_fused_experts(node)}
+    found: dict[str, _FusedWeights] = {}
+    for site in sites:
+        stacks = tuple(fused_stacks(nodes[site.node])) if site.node in nodes else ()
+        weights = _FusedWeights(stacks, site.k, site.form in ALL_EXPERTS_FORMS)
+        found |= dict.fromkeys(filter(None, (site.router, site.node)), weights)
+    return found
+
+
+def _with_optimized(layer: Layer, fused: _FusedWeights | None) -> Layer:
+    """The layer with what it reads when it is fused; with its weights, where only that has told them."""
+    if fused is None or not fused.stacks:
+        return layer
+    if not layer.weights:
+        experts = layer.experts or fused.stacks[0].shape[0]
+        layer = replace(layer, weights=fused.stacks, all_experts=fused.all_before, experts=experts)
+    return replace(layer, optimized_bytes_per_token=_read_per_token(fused.stacks, fused.k or layer.k))
+
+
+def _read_per_token(stacks: tuple[ExpertWeight, ...], k: int | None, *, all_experts: bool = False) -> int | None:
+    """Bytes of some stacks that one token reads; None where there are none, or K is not known."""
+    if not stacks or (k is None and not all_experts):
+        return None
+    # A router may have choices without an expert: the stacks tell the number of experts.
+    return sum(weight.nbytes if all_experts else weight.nbytes // weight.shape[0] * (k or 0) for weight in stacks)
 
 
 def _is_contrib_moe(node: ir.Node) -> bool:
@@ -292,4 +359,5 @@ def _gist(layer: Layer | None) -> str:
     if layer is None:
         return "-"
     weights = ", ".join(map(str, layer.weights)) or "weights not recognised"
-    return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}"
+    read = "" if layer.bytes_per_token is None else f"; {byte_size(layer.bytes_per_token)} per token"
+    return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}{read}"

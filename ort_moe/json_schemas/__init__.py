@@ -191,6 +191,9 @@ _INSPECTION_KEYS = {
         _count("Bytes of experts' weights that one token reads, in the layers of which they are known."),
         "known of no layer",
     ),
+    "optimized_expert_bytes_per_token": _or_null(
+        _count("The same of the model that `optimize` makes of it, with the weights as they are."), "known of no layer"
+    ),
     "operators": _map("Number of nodes by operator.", _count("Nodes.")),
     "layers": _list("MoE layers in graph order.", _ref("layer", "A layer.")),
     "cuda_graph_blockers": _list(
@@ -223,6 +226,9 @@ _LAYER = _object(
         ),
         "all_experts": _flag("Whether every token goes through all experts."),
         "bytes_per_token": _or_null(_count("Bytes of experts' weights that one token reads."), "not known"),
+        "optimized_bytes_per_token": _or_null(
+            _count("The same of what `optimize` makes of the layer, with the weights as they are."), "the experts stay"
+        ),
     },
 )
 

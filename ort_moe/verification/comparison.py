@@ -19,7 +19,7 @@ from ort_moe.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks, is_contrib_block
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
-from ort_moe.verification.packed_reference import distance, from_original, is_converted
+from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, is_converted
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
@@ -108,8 +108,8 @@ class _Comparison:
         # choices behind them differ where experts are as close.
         self.packed = [node for node in ours if is_converted(node)]
         if self.packed:
-            allowed = max(map(from_original, self.packed))
-            self.tolerance = replace(self.tolerance, outputs=allowed, tie=allowed)
+            outputs = max(END_TO_END[node.attributes["weight_format"].as_string()] for node in self.packed)
+            self.tolerance = replace(self.tolerance, outputs=outputs, tie=max(map(from_original, self.packed)))
         self.outputs = [value.name or "" for value in original.model.graph.outputs]
         inner = [name for site in self.sites for name in site.values]
         looked_at = [each for each in (*self.experts, *self.blocks) if isinstance(each, FusedExpertsSite | BlockSite)]

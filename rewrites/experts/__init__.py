@@ -21,7 +21,7 @@ from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import is_op
 
-__all__ = ["EXPERTS_RULES", "Fusion", "absorb_what_follows", "fuse_experts", "is_experts"]
+__all__ = ["ALL_EXPERTS_FORMS", "EXPERTS_RULES", "Fusion", "absorb_what_follows", "fuse_experts", "is_experts"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ _FORMS = (
 
 EXPERTS_RULES: Mapping[str, RuleInfo] = {form.rule.name: form.rule for form in _FORMS}
 """The forms of experts by the name that `--rules` and `--skip` use."""
+
+
+ALL_EXPERTS_FORMS = frozenset({dense.RULE.name, unrolled.RULE.name})
+"""The forms in which every token goes through all experts."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, ROUTING_MAPS
 from ort_moe.optimization import optimize
 from tests.experts_cases import ExpertsCase
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, fused, original, save
+from tests.rewrites.experts.test_unrolled import unrolled
 
 
 def test_tiny_block(tmp_path: Path) -> None:
@@ -127,6 +128,44 @@ def test_zero_points_of_our_experts_are_read_too(tmp_path: Path) -> None:
     model = our_experts(case)
     (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
     assert layer.bytes_per_token == 2 * (64 + 32) * (32 + 2 * 4 + 2)
+
+
+def test_experts_written_out_one_by_one(tmp_path: Path) -> None:
+    """Every token goes through all of them; fused, through its own."""
+    path = tmp_path / "model.onnx"
+    ir.save(unrolled().model(), path)
+    (layer,) = inspect(path).layers
+    total = sum(weight.nbytes for weight in layer.weights)
+    assert layer.all_experts
+    assert [weight.shape[0] for weight in layer.weights] == [layer.experts] * 2
+    assert layer.bytes_per_token == total
+    assert layer.optimized_bytes_per_token == total * layer.k // layer.experts
+    told = " ".join(str(inspect(path)).split())
+    assert f"per token: {total / 1024:.1f} KiB; optimised, with the weights as they are: {total * 2 // 8} B" in told
+
+
+def test_what_is_fused_already_reads_the_same(tmp_path: Path) -> None:
+    case = ExpertsCase((3,), 4, 2, 32, 32, weight_format="int8", has_zero_points=True)
+    (layer,) = inspect(save(our_experts(case), tmp_path / "model.onnx")).layers
+    assert layer.optimized_bytes_per_token == layer.bytes_per_token
+
+
+def test_experts_that_stay(tmp_path: Path) -> None:
+    inspection = inspect(save(original(), tmp_path / "model.onnx"))
+    assert inspection.layers[0].optimized_bytes_per_token is None
+    assert inspection.optimized_bytes_per_token == inspection.bytes_per_token
+    assert "stays" in str(inspection)
+
+
+def test_packing_is_a_change_of_what_is_read(tmp_path: Path) -> None:
+    dense, packed = tmp_path / "dense.onnx", tmp_path / "packed.onnx"
+    case = ExpertsCase((3,), 4, 2, 32, 32)
+    save(our_experts(case), dense)
+    assert optimize(dense, packed, weights="int8", block_size=32).matched
+    before, after = inspect(dense), inspect(packed)
+    told = " ".join(str(Changes(before, after)).split())
+    assert "24.0 KiB per token" in told
+    assert after.bytes_per_token == 2 * 96 * (32 + 4)
 
 
 def test_blockers_are_named(tmp_path: Path) -> None:
