@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 _SMALL = 256
@@ -34,14 +35,14 @@ def in_need_of_a_file(model: ir.Model, folder: Path, *, has_files: bool) -> list
     """The fresh weights that go to a file of their own; none where all can be inside the model.
 
     Args:
-        model: Whose main graph alone has fresh weights.
+        model: Any.
         folder: Of the input.
         has_files: Whether the input has external data.
     """
     import onnx_ir as ir
 
     fresh, inline = [], 0
-    for value in model.graph.initializers.values():
+    for value in _initializers(model):
         tensor = value.const_value
         if tensor is None:
             continue
@@ -57,14 +58,14 @@ def placed(model: ir.Model, folder: Path, apart: Sequence[ir.Value], path: Path)
     """Lets the model hold its fresh weights, so that it can be written; for the time being.
 
     Args:
-        model: Of whose main graph they are.
+        model: Whose they are.
         folder: Of the input.
         apart: Those that go to a file, one after the other.
         path: Of that file.
     """
     import onnx_ir as ir
 
-    before = {value: value.const_value for value in model.graph.initializers.values()}
+    before = {value: value.const_value for value in _initializers(model)}
     tensors = {id(value.const_value): value.const_value for value in apart if value.const_value is not None}
     written: dict[int, ir.TensorProtocol] = {}
     if tensors:
@@ -89,8 +90,21 @@ def rename_locations(path: Path, names: Mapping[str, str]) -> None:
     import onnx
 
     proto = onnx.load(path, format="protobuf", load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = names.get(entry.value, entry.value)
+    for entry in (entry for tensor in _tensors(proto.graph) for entry in tensor.external_data):
+        if entry.key == "location":
+            entry.value = names.get(entry.value, entry.value)
     onnx.save(proto, path, format="protobuf")
+
+
+def _initializers(model: ir.Model) -> Iterator[ir.Value]:
+    """Those of the graph and of the bodies in it."""
+    for graph in model.graphs():
+        yield from graph.initializers.values()
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The same of a model on disk."""
+    yield from graph.initializer
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _tensors(body)

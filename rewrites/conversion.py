@@ -90,7 +90,8 @@ def convert_experts(model: ir.Model, packing: Packing, file: WeightsFile) -> tup
     if any(conversion.layers for conversion in conversions):
         put_in_order(model)
         attach_functions(model)
-        called = {node.op_identifier() for node in model.graph.all_nodes()}
+        bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+        called = {node.op_identifier() for body in bodies for node in body.all_nodes()}
         for key in [key for key in model.functions if key[0] == DOMAIN and key not in called]:
             del model.functions[key]
     return conversions
@@ -152,8 +153,6 @@ def _obstacle(node: ir.Node, packing: Packing) -> str | None:
         value = given[f"{layer}_weights"]
         if value is None or value.const_value is None or value.is_graph_input():
             return f"'{layer}_weights' are no constant"
-        if value.graph is not node.graph:
-            return f"'{layer}_weights' lie around the body of If, Loop or Scan that the node is in"
         if value.const_value.dtype not in FLOATS:
             return f"'{layer}_weights' are {value.const_value.dtype}"
         depth = dim(value, 2)

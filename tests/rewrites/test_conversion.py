@@ -12,12 +12,14 @@ import pytest
 from onnx import numpy_helper
 
 from ort_moe.packing.pieces import Packing
+from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.conversion import Conversion, convert_experts
 from ort_moe.streamed_tensor import StreamedTensor
 from ort_moe.verification.packed_reference import is_converted, meant
 from ort_moe.weights_file import WeightsFile
 from tests.experts_cases import ExpertsCase
 from tests.op_models import op_model
+from tests.rewrites.experts.test_subgraphs import INSIDE, with_body
 
 CASE = ExpertsCase(leading=(3,), experts=4, k=2, hidden=64, inner=32, has_bias=True)
 PACKINGS = [
@@ -128,3 +130,15 @@ def test_one_stack_for_two_nodes_is_packed_once(tmp_path: Path) -> None:
         conversions = convert_experts(model, PACKINGS[0], file)
     assert [bool(each.layers) for each in conversions] == [True, True]
     assert first.inputs == second.inputs
+
+
+def test_in_a_branch(tmp_path: Path) -> None:
+    """The weights lie around the body, and so does what they are packed to."""
+    model = with_body(INSIDE["a branch, to be transposed"][0]).model()
+    rewrite(model)
+    with WeightsFile(tmp_path / "packed.data") as file:
+        (conversion,) = convert_experts(model, Packing.of("fp8", 16), file)
+    assert len(conversion.layers) == 2
+    parts = {name for name in model.graph.initializers if name.startswith("fc")}
+    assert parts == {f"{fc}_transposed_fp8_{part}" for fc in ("fc1", "fc2") for part in ("weights", "scales")}
+    assert "FusedExperts" not in {function.name for function in model.functions.values()}  # float8 has no such body
