@@ -259,6 +259,12 @@ def _activation(node: ir.Node, *, separate: bool) -> dict[str, AttributeValue]:
             where = "with" if separate else "without"
             raise Refusal(f"its activation is {name} with swiglu_fusion = {fusion} {where} an fc3", "contrib-form")
         attributes |= {"gated": 1, "gate_layout": "interleaved" if fusion == 1 else "concat"}
+    elif fusion != 0:
+        raise Refusal(f"its activation is {name} with swiglu_fusion = {fusion}", "contrib-form")
+    elif separate and name != "silu":
+        raise Refusal(
+            f"its activation is {name} with an fc3; only silu and swiglu are known to take one", "contrib-form"
+        )
     elif separate:
         attributes |= {"gated": 1, "gate_layout": "concat"}
     if name == "swiglu":

@@ -245,6 +245,8 @@ def test_a_router_of_router_weights_grows() -> None:
         (ContribCase(attributes={"swiglu_limit_after_activation": 1}), "cpu", "contrib-form", "limit_after"),
         (ContribCase(attributes={"swiglu_limit": 0.0}), "cpu", "contrib-form", "swiglu_limit is 0"),
         (ContribCase(fusion=0), "cpu", "contrib-form", "without an fc3"),
+        (ContribCase("relu", 1, weight_format="int4"), "cpu", "contrib-form", "relu with swiglu_fusion = 1"),
+        (ContribCase("gelu", None, separate=True), "cpu", "contrib-form", "gelu with an fc3"),
         (ContribCase(activation="tanh", fusion=None), "cpu", "contrib-form", "'tanh'"),
         (ContribCase(k=7), "cpu", "contrib-form", "7 of 6"),
         (ContribCase(weight_format="int4", attributes={"expert_weight_bits": 2}), "cpu", "contrib-form", "2 bits"),
