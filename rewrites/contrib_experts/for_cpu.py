@@ -1,7 +1,7 @@
 """Contrib nodes that ONNX Runtime runs on CUDA alone, spelled as others that its CPU kernels run: to verify models.
 
-The CPU takes gate and value interleaved, in one layer; NVFP4 packed along K, from ONNX Runtime 1.32 on; neither MXFP4
-nor FP8, whose weights become floats. The node is another one, and the numbers are the same.
+The CPU takes gate and value interleaved, in one layer; NVFP4 packed along K and with swiglu, from ONNX Runtime 1.32 on;
+neither MXFP4 nor FP8, whose weights become floats. The node is another one, and the numbers are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import AttributeValue
-from ort_moe.packing import fp8, mxfp4
+from ort_moe.packing import fp8, mxfp4, nvfp4
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, given_inputs, is_contrib_moe, read
 from ort_moe.rewrites.contrib_experts.constants import Source, register, viewed
 from ort_moe.rewrites.contrib_experts.write import (
@@ -31,7 +31,8 @@ def runs_on_cpu(node: ir.Node) -> bool:
     kind = node.attributes.get_string("quant_type", "int")
     if node.op_type == "MoE" or kind == "int":
         return True
-    return kind == "nvfp4" and integer(node, "weights_prepacked", -1) == 1
+    is_gated = node.attributes.get_string("activation_type", "relu") == "swiglu"
+    return kind == "nvfp4" and integer(node, "weights_prepacked", -1) == 1 and is_gated
 
 
 def respell_for_cpu(model: ir.Model) -> int:
@@ -70,9 +71,9 @@ def _spelling(block: ContribBlock) -> tuple[dict[str, AttributeValue], dict[str,
     attributes = {**activation(block.attributes), "k": block.k, "normalize_routing_weights": int(block.normalize)}
     if kind in ("int4", "int8"):
         attributes |= integer_packing(block.attributes)
-    elif kind == "nvfp4":
+    elif kind == "nvfp4" and block.attributes["gated"]:
         attributes |= {"quant_type": "nvfp4", "expert_weight_bits": 4, "block_size": 16, "weights_prepacked": 1}
-    elif kind in ("mxfp4", "fp8"):
+    elif kind != "dense":
         if block.router_weights is not None:
             raise Refusal("a node of floats has no router weights", "contrib-form")
         constants = {
@@ -81,7 +82,7 @@ def _spelling(block: ContribBlock) -> tuple[dict[str, AttributeValue], dict[str,
             if name.endswith(("_weights", "_bias"))
         }
     constants = with_gates_interleaved(block.attributes, constants)
-    if kind == "nvfp4":
+    if "weights_prepacked" in attributes and kind == "nvfp4":
         for layer in ("fc1", "fc2"):
             weights = constants[f"{layer}_weights"]
             experts, rows, half = weights.shape
@@ -100,7 +101,11 @@ def _floats(block: ContribBlock, layer: str) -> Source:
         if scale is None:
             floats = fp8.dequantize(fp8.Fp8(codes, steps, int(block.attributes["block_size"])))
         else:
-            floats = mxfp4.dequantize(mxfp4.Mxfp4(codes, steps, np.asarray(scale.entry(expert)).reshape(1)))
+            of_expert = np.asarray(scale.entry(expert)).reshape(1)
+            if block.weight_format == "nvfp4":
+                floats = nvfp4.dequantize(nvfp4.Nvfp4(codes, steps, of_expert))
+            else:
+                floats = mxfp4.dequantize(mxfp4.Mxfp4(codes, steps, of_expert))
         numbers: Array = floats[0].astype(block.dtype.numpy())
         return numbers
 

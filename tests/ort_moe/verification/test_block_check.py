@@ -139,6 +139,7 @@ def test_a_wrong_contrib_node_is_found(tmp_path: Path) -> None:
         ContribCase(fusion=2, weight_format="int8", layout="rows", router_weights=False),
         ContribCase(weight_format="nvfp4", layout="N", dtype="float16"),
         ContribCase(fusion=2, weight_format="nvfp4", layout="N"),
+        ContribCase("silu", None, weight_format="nvfp4", layout="K"),
         ContribCase(weight_format="mxfp4", layout="N", bias=True),
         ContribCase("relu", None, weight_format="mxfp4", layout="K", dtype="float16"),
         ContribCase(weight_format="fp8", bias=True),
