@@ -32,6 +32,15 @@ made, every architecture has fp32 from three exporters, and a router of every fa
 
 """
 
+_CONTRIB = """\
+
+## For `--target contrib`
+
+Which blocks become [ONNX Runtime's own node](contrib_nodes.md), as found on one export of each architecture in fp32; the
+others stay as they were exported.
+
+"""
+
 _NOT_EXPORTED = """\
 ## What cannot be exported
 
@@ -104,7 +113,24 @@ def _part(fixture: Fixture, sites: "Sequence[Site | ExpertsSite]") -> Part:
     return Part("partly" if len(fused) == fixture.layers else "refused", tuple(reasons))
 
 
-def page(outcome_of: Callable[[Fixture], Outcome] = outcome) -> str:
+def contrib_outcome(fixture: Fixture) -> str:
+    """Rewrite the fixture for `contrib` and say what became of its block: the node's type, or why there is none."""
+    import onnx_ir as ir
+
+    from ort_moe.rewrites import rewrite
+
+    model = ir.load(fixture.path)
+    result = rewrite(model, target="contrib")
+    written = [node.op_type for node in model.graph.all_nodes() if node.domain == "com.microsoft"]
+    if written:
+        return f"`{written[0]}`"
+    findings = [finding for site in (*result.experts, *result.sites) for finding in site.findings]
+    return findings[0].detail if findings else "none found"
+
+
+def page(
+    outcome_of: Callable[[Fixture], Outcome] = outcome, contrib_of: Callable[[Fixture], str] = contrib_outcome
+) -> str:
     """Return the page, in Markdown."""
     outcomes = {fixture.name: outcome_of(fixture) for fixture in models.fixtures.all()}
     routers = sum(found.routers == WHOLE.routers for found in outcomes.values())
@@ -116,7 +142,7 @@ def page(outcome_of: Callable[[Fixture], Outcome] = outcome) -> str:
     share += f"{percent[1]}.\n\n"
     parts = [_HEADER, share, "## Blocks\n\n", _matrix("block", outcomes), "\n## Language models\n\n"]
     parts += [_matrix("causal_lm", outcomes), "\n## Variants\n\n", _variants(outcomes)]
-    parts += ["\n## Routers\n\n", _routers(), "\n", _NOT_EXPORTED]
+    parts += ["\n## Routers\n\n", _routers(), _CONTRIB, _contrib(contrib_of), "\n", _NOT_EXPORTED]
     return "".join(parts)
 
 
@@ -170,6 +196,16 @@ def _routers() -> str:
         ("architecture", "family", "E", "K", "router"),
         ((name, row.family, str(row.experts), str(row.k), row.router) for name, row in rows),
     )
+
+
+def _contrib(contrib_of: Callable[[Fixture], str]) -> str:
+    """The first fp32 block of each architecture."""
+    first: dict[str, Fixture] = {}
+    for fixture in models.fixtures.all():
+        if (fixture.kind, fixture.precision, fixture.variant) == ("block", "fp32", ""):
+            first.setdefault(fixture.architecture, fixture)
+    rows = ((name, contrib_of(fixture)) for name, fixture in first.items())
+    return _table(("architecture", "becomes, or why not"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
