@@ -37,7 +37,7 @@ _OLDEST_IR_VERSION = 10
 def attach_functions(model: ir.Model) -> int:
     """Give every FusedRouter and FusedExperts, those in bodies too, its function; the number of functions added.
 
-    But for those whose routing maps are read, which no function makes, and experts whose weights are in float8.
+    But for those whose routing maps are read, which no function makes, and experts in float8 before operator set 19.
     """
     added = 0
     opset = model.graph.opset_imports[""]

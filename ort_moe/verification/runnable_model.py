@@ -236,7 +236,9 @@ def _widen(model: ir.Model) -> None:
             name=tensor.name,
         )
 
-    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    graphs: list[ir.Graph | ir.Function] = [*model.graphs()]
+    for function in model.functions.values():
+        graphs += [function, *function.subgraphs()]
     for graph in graphs:
         values = [*graph.inputs, *graph.outputs]
         if isinstance(graph, ir.Graph):

@@ -1,7 +1,7 @@
 """The chosen experts' matrices in a portable body: gathered as they are stored, then made floats, in every format.
 
 Only scales that no standard operator can gather, those in float8, are widened as a whole: to half precision, which
-holds them exactly. There is no such way for weights in float8, so that fp8 has no portable body.
+holds them exactly. There is no such way for weights in float8: `body_float8.py` has theirs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ort_moe.experts_config import ExpertsConfig
 from ort_moe.packing import arrays
 from ort_moe.rewrites.values import dim
 
-FORMATS = ("dense", "int4", "int8", "mxfp4", "nvfp4")
-"""Formats whose weights standard operators can gather."""
+_FLOAT8 = ("fp8", "nvfp4")
+"""Formats with weights or scales in float8."""
 
 _FLOAT8_OPSET = 19
-"""Oldest standard operator set that knows the scales of nvfp4."""
+"""Oldest standard operator set that knows it."""
 
 
 def is_portable(weight_format: object, opset: int) -> bool:
-    """Whether weights of this format can be gathered in this version of the standard operators."""
-    return weight_format in FORMATS and (weight_format != "nvfp4" or opset >= _FLOAT8_OPSET)
+    """Whether this version of the standard operators knows what weights of this format are made of."""
+    return weight_format not in _FLOAT8 or opset >= _FLOAT8_OPSET
 
 
 def stored_sizes(given: Mapping[str, ir.Value], layer: str) -> tuple[int, int] | None:

@@ -76,6 +76,15 @@ def test_model_in_one_file(tmp_path: Path) -> None:
     assert not data_files(load_model(output))
 
 
+def test_bfloat16(tmp_path: Path) -> None:
+    """Verified in float32, which the CPU can run; the body's graphs, too."""
+    fixture, output = models.fixtures.get("gpt_oss_block_dynamo_bf16"), tmp_path / "out.onnx"
+    report = optimize(fixture.path, output, weights="fp8", block_size=16)
+    assert report.verification is not None
+    assert "our nodes by our kernels and by their function bodies" in report.verification.notes
+    assert all(each.layers for each in report.conversions)
+
+
 def test_dry_run_tells_the_error(source: Path) -> None:
     report = optimize(source, weights="nvfp4")
     assert all(layer.relative_error > 0.05 for each in report.conversions for layer in each.layers)

@@ -9,9 +9,8 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 
-from ort_moe.rewrites.experts.body_weights import FORMATS
 from ort_moe.rewrites.functions import attach_functions
-from tests.experts_cases import ExpertsCase, experts_cases
+from tests.experts_cases import FORMATS, ExpertsCase, experts_cases
 from tests.op_models import op_model, run_session
 from tests.rewrites.blocks import cpu_session
 
@@ -43,15 +42,16 @@ def test_packed_bodies_agree_with_the_reference(case: ExpertsCase) -> None:
     case.check_each(run(case))
 
 
-def test_nvfp4_has_a_body_where_its_scales_have_a_type() -> None:
+@pytest.mark.parametrize("weight_format", ["nvfp4", "fp8"])
+def test_float8_has_a_body_where_it_is_a_type(weight_format: str) -> None:
     for opset, functions in ((18, 0), (19, 1)):
-        case = replace(CASE, hidden=32, inner=32, weight_format="nvfp4")
+        case = replace(CASE, hidden=32, inner=32, weight_format=weight_format)
         model = ir.from_proto(op_model("FusedExperts", case.feeds, case.all_attributes))
         model.graph.opset_imports[""] = opset
         assert attach_functions(model) == functions
 
 
-@pytest.mark.parametrize("weight_format", FORMATS[1:])
+@pytest.mark.parametrize("weight_format", ["int4", "int8", "mxfp4", "nvfp4"])
 def test_packed_weights_are_gathered_before_they_are_widened(weight_format: str) -> None:
     case = replace(CASE, hidden=32, inner=32, weight_format=weight_format)
     (function,) = portable(case).functions.values()
@@ -80,12 +80,18 @@ def test_node_and_function_agree_on_attributes() -> None:
     assert list(function.attributes) == sorted(node.attributes)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [replace(CASE, has_maps=True), replace(CASE, hidden=32, inner=32, weight_format="fp8")],
-    ids=["maps", "fp8"],
-)
-def test_without_a_body(case: ExpertsCase) -> None:
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(experts_cases(formats=("fp8",), onnx_types=("float", "float16")))
+def test_float8_is_handed_out_expert_by_expert(case: ExpertsCase) -> None:
+    case = replace(case, has_maps=False)
+    case.check_each(run(case))
+    (function,) = portable(case).functions.values()
+    stacks = {value for value in function.inputs if value.name in ("fc1_weights", "fc2_weights")}
+    assert [node.op_type for node in function for value in node.inputs if value in stacks] == ["Scan", "Scan"]
+
+
+def test_without_a_body() -> None:
+    case = replace(CASE, has_maps=True)
     model = ir.from_proto(op_model("FusedExperts", case.feeds, case.all_attributes))
     assert attach_functions(model) == 0
     assert not model.functions
