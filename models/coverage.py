@@ -36,8 +36,8 @@ _CONTRIB = """\
 
 ## For `--target contrib`
 
-Which blocks become [ONNX Runtime's own node](contrib_nodes.md), as found on one export of each architecture in fp32; the
-others stay as they were exported.
+Which blocks become [ONNX Runtime's own node](contrib_nodes.md), as found on one export of each architecture in fp32;
+the others stay as they were exported.
 
 """
 

@@ -6,14 +6,13 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, is_contrib_moe, read
 from ort_moe.rewrites.contrib_experts.constants import register, require_unshared
 from ort_moe.rewrites.contrib_experts.speed import why_slower
-from ort_moe.rewrites.experts.node import FORM
+from ort_moe.rewrites.experts.node import FORM, Writer
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import ABSORBED, canonical
 from ort_moe.rewrites.rule import Refusal, RuleInfo
@@ -110,11 +109,8 @@ def _replace(block: ContribBlock, names: Names) -> ir.Node:
     return experts
 
 
-class _Writer:
-    """Inserts what stands in front of the FusedExperts."""
-
-    def __init__(self, graph: ir.Graph, before: ir.Node, names: Names) -> None:
-        self._graph, self._before, self._names = graph, before, names
+class _Writer(Writer):
+    """Inserts what stands in front of the FusedExperts, and the view behind it."""
 
     def softmax(self, block: ContribBlock) -> tuple[ir.Value, ir.Value]:
         """The choice by a FusedRouter: weights and indices."""
@@ -124,66 +120,31 @@ class _Writer:
             FUSED_ROUTER.name, [block.logits], dict(attributes), domain=DOMAIN, version=VERSION, num_outputs=2
         )
         router.metadata_props[ABSORBED] = RULE.name
-        weights, indices = self._insert(router, f"{block.node.name}_router")
+        weights, indices = self.put(router, f"{block.node.name}_router")
         for value, dtype in ((weights, ir.DataType.FLOAT), (indices, ir.DataType.INT32)):
             value.type, value.shape = ir.TensorType(dtype), _choice_shape(block)
         return weights, indices
 
     def choice(self, block: ContribBlock) -> tuple[ir.Value, ir.Value]:
         """The choice by standard operators: some router's rules make a FusedRouter of it and of what is before it."""
-        topk = ir.node("TopK", [block.logits, self._ints([block.k], "k")], {"axis": -1}, num_outputs=2)
-        best, ids = self._insert(topk, f"{block.node.name}_topk")
+        topk = ir.node("TopK", [block.logits, self.integers([block.k], "k")], {"axis": -1}, num_outputs=2)
+        best, ids = self.put(topk, f"{block.node.name}_topk")
         best.type, ids.type = ir.TensorType(block.dtype), ir.TensorType(ir.DataType.INT64)
         best.shape = ids.shape = _choice_shape(block)
         assert block.router_weights is not None
-        weights = self._one("GatherElements", [block.router_weights, ids], {"axis": -1}, block.dtype, ids.shape)
+        weights = self.insert("GatherElements", [block.router_weights, ids], {"axis": -1}, block.dtype, ids.shape)
         if block.dtype != ir.DataType.FLOAT:
-            weights = self._one("Cast", [weights], {"to": ir.DataType.FLOAT}, ir.DataType.FLOAT, ids.shape)
+            weights = self.insert("Cast", [weights], {"to": ir.DataType.FLOAT}, ir.DataType.FLOAT, ids.shape)
         if block.normalize:
-            axis, shape = self._ints([-1], "last"), ir.Shape([ids.shape[0], 1])
-            total = self._one("ReduceSum", [weights, axis], {"keepdims": 1}, ir.DataType.FLOAT, shape)
-            weights = self._one("Div", [weights, total], {}, ir.DataType.FLOAT, ids.shape)
-        return weights, self._one("Cast", [ids], {"to": ir.DataType.INT32}, ir.DataType.INT32, ids.shape)
-
-    def rows(self, value: ir.Value, width: int) -> ir.Value:
-        """The value as a matrix of rows."""
-        shape = self._ints([-1, width], "rows_shape")
-        return self._one("Reshape", [value, shape], {}, value.dtype, ir.Shape([None, width]))
+            axis, shape = self.integers([-1], "last"), ir.Shape([ids.shape[0], 1])
+            total = self.insert("ReduceSum", [weights, axis], {"keepdims": 1}, ir.DataType.FLOAT, shape)
+            weights = self.insert("Div", [weights, total], {}, ir.DataType.FLOAT, ids.shape)
+        return weights, self.insert("Cast", [ids], {"to": ir.DataType.INT32}, ir.DataType.INT32, ids.shape)
 
     def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
         """The value in another's shape."""
-        shape = self._one("Shape", [other], {}, ir.DataType.INT64, None)
-        return self._one("Reshape", [value, shape], {}, value.dtype, other.shape)
-
-    def _one(
-        self,
-        op_type: str,
-        inputs: list[ir.Value],
-        attributes: dict[str, int],
-        dtype: ir.DataType | None,
-        shape: ir.Shape | None,
-    ) -> ir.Value:
-        (result,) = self._insert(ir.node(op_type, inputs, attributes))
-        result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
-        return result
-
-    def _insert(self, node: ir.Node, name: str = "") -> tuple[ir.Value, ...]:
-        for value in node.outputs:
-            value.name = self._names.unused("val")
-        node.name = name or f"{node.op_type}_{node.outputs[0].name}"
-        self._graph.insert_before(self._before, node)
-        return tuple(node.outputs)
-
-    def _ints(self, numbers: list[int], base: str) -> ir.Value:
-        name = self._names.unused(base)
-        value = ir.Value(
-            name=name,
-            const_value=ir.tensor(np.array(numbers, np.int64), name=name),
-            type=ir.TensorType(ir.DataType.INT64),
-            shape=ir.Shape([len(numbers)]),
-        )
-        self._graph.register_initializer(value)
-        return value
+        shape = self.insert("Shape", [other], {}, ir.DataType.INT64, None)
+        return self.insert("Reshape", [value, shape], {}, value.dtype, other.shape)
 
 
 def _choice_shape(block: ContribBlock) -> ir.Shape:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
@@ -22,7 +21,7 @@ from ort_moe.rewrites.contrib_experts.constants import (
     register,
     require_unshared,
 )
-from ort_moe.rewrites.experts.node import is_experts
+from ort_moe.rewrites.experts.node import Writer, is_experts
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
@@ -108,21 +107,10 @@ def write(planned: Plan, names: Names) -> ir.Node:
     node, router, x = planned.node, planned.router, planned.x
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    logits = planned.logits
-    if logits.dtype != x.dtype:
-        assert x.dtype is not None
-        logits = _inserted(graph, node, names, "Cast", [logits], {"to": x.dtype}, x.dtype, logits.shape)
-    if rank(logits) != 2:
-        experts = dim(router.logits, -1) or planned.constants["fc1_weights"].shape[0]
-        name = names.unused("rows_shape")
-        shape = ir.Value(
-            name=name,
-            const_value=ir.tensor(np.array([-1, experts], np.int64), name=name),
-            type=ir.TensorType(ir.DataType.INT64),
-            shape=ir.Shape([2]),
-        )
-        graph.register_initializer(shape)
-        logits = _inserted(graph, node, names, "Reshape", [logits, shape], {}, logits.dtype, ir.Shape([None, experts]))
+    writer = Writer(graph, node, names)
+    assert x.dtype is not None
+    width = dim(router.logits, -1) or planned.constants["fc1_weights"].shape[0]
+    logits = writer.rows(writer.cast(planned.logits, x.dtype), width)
     constants = {name: register(graph, source, "interleaved", names) for name, source in planned.constants.items()}
     contrib = contrib_node({"input": x, "router_probs": logits, **constants}, planned.attributes, node.name)
     graph.insert_before(node, contrib)
@@ -130,7 +118,7 @@ def write(planned: Plan, names: Names) -> ir.Node:
     result.type, result.shape = y.type, y.shape
     if planned.residual is not None:
         result.name = names.unused("val")
-        result = _inserted(graph, node, names, "Add", [result, planned.residual], {}, x.dtype, y.shape)
+        result = writer.insert("Add", [result, planned.residual], {}, x.dtype, y.shape)
     kept = y.name
     y.replace_all_uses_with(result, replace_graph_outputs=True)
     y.name = None
@@ -270,25 +258,6 @@ def _logits(router: Router, dtype: ir.DataType) -> ir.Value:
         return source
     sentence = f"its logits '{logits.name}' are {logits.dtype}, its rows {dtype}; a contrib node takes one type"
     raise _refusal(sentence)
-
-
-def _inserted(
-    graph: ir.Graph,
-    before: ir.Node,
-    names: Names,
-    op_type: str,
-    inputs: list[ir.Value],
-    attributes: dict[str, int],
-    dtype: ir.DataType | None,
-    shape: ir.Shape | None,
-) -> ir.Value:
-    node = ir.node(op_type, inputs, attributes)
-    result = node.outputs[0]
-    result.name = names.unused("val")
-    node.name = f"{op_type}_{result.name}"
-    result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
-    graph.insert_before(before, node)
-    return result
 
 
 def _refusal(sentence: str) -> Refusal:

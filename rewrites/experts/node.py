@@ -155,23 +155,28 @@ class Writer:
         """The value in this type."""
         if value.dtype == dtype:
             return value
-        return self._insert("Cast", [value], {"to": dtype}, dtype, value.shape)
+        return self.insert("Cast", [value], {"to": dtype}, dtype, value.shape)
 
     def rows(self, value: ir.Value, width: int) -> ir.Value:
         """The value as a matrix of rows of this width."""
         if rank(value) == 2:
             return value
-        name = self._names.unused("rows_shape")
-        shape = ir.Value(
-            name=name,
-            const_value=ir.tensor(np.array([-1, width], np.int64), name=name),
-            type=ir.TensorType(ir.DataType.INT64),
-            shape=ir.Shape([2]),
-        )
-        self._graph.register_initializer(shape)
-        return self._insert("Reshape", [value, shape], {}, value.dtype, ir.Shape([None, width]))
+        shape = self.integers([-1, width], "rows_shape")
+        return self.insert("Reshape", [value, shape], {}, value.dtype, ir.Shape([None, width]))
 
-    def _insert(
+    def integers(self, numbers: list[int], base: str) -> ir.Value:
+        """A new constant, named after `base`."""
+        name = self._names.unused(base)
+        value = ir.Value(
+            name=name,
+            const_value=ir.tensor(np.array(numbers, np.int64), name=name),
+            type=ir.TensorType(ir.DataType.INT64),
+            shape=ir.Shape([len(numbers)]),
+        )
+        self._graph.register_initializer(value)
+        return value
+
+    def insert(
         self,
         op_type: str,
         inputs: list[ir.Value],
@@ -179,13 +184,18 @@ class Writer:
         dtype: ir.DataType | None,
         shape: ir.Shape | None,
     ) -> ir.Value:
-        node = ir.node(op_type, inputs, attributes)
-        result = node.outputs[0]
-        result.name = self._names.unused("val")
-        node.name = self._names.unused(f"{op_type}_{result.name}")
+        """What a new standard operator makes, of this type and shape."""
+        (result,) = self.put(ir.node(op_type, inputs, attributes))
         result.type, result.shape = None if dtype is None else ir.TensorType(dtype), shape
-        self._graph.insert_before(self._before, node)
         return result
+
+    def put(self, node: ir.Node, name: str = "") -> tuple[ir.Value, ...]:
+        """What a new node makes, under new names; without a name of its own, it is named after that."""
+        for value in node.outputs:
+            value.name = self._names.unused("val")
+        node.name = self._names.unused(name or f"{node.op_type}_{node.outputs[0].name}")
+        self._graph.insert_before(self._before, node)
+        return tuple(node.outputs)
 
 
 def _initializer(graph: ir.Graph, data: Constant, names: Names, copies: dict[Constant, ir.Value]) -> ir.Value:
