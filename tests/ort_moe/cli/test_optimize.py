@@ -14,9 +14,11 @@ import pytest
 
 import models.fixtures
 from ort_moe.cli.exit_codes import ExitCode
+from ort_moe.optimization import optimize
 from ort_moe.rewrites import RULES
 from ort_moe.verification import SiteCheck, Verification
 from tests.ort_moe.cli.conftest import Command
+from tests.ort_moe.large_models import LargeModel
 
 
 def test_done(ort_moe: Command, source: Path) -> None:
@@ -234,3 +236,27 @@ def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) ->
         assert process.wait(timeout=30) != 0
         assert time.monotonic() - started < 30
     assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("stopped_in", ["ort_moe.verification.verify", "ort_moe.weights_file.WeightsFile.write"])
+def test_killed_run_leaves_input_and_earlier_output(tmp_path: Path, stopped_in: str) -> None:
+    """While it verifies, or while it writes packed weights; what it leaves behind is in nobody's way."""
+    source = LargeModel(layers=1, experts=4, hidden=64, inner=64).write(tmp_path / "model.onnx")
+    output = tmp_path / "out.onnx"
+    optimize(source, output, weights="int8", block_size=64)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    module, _, name = stopped_in.rpartition(".")
+    code = (
+        "import time, ort_moe.verification, ort_moe.weights_file, ort_moe.cli\n"
+        "def wait(*_):\n    print('stopped', flush=True)\n    time.sleep(60)\n"
+        f"setattr({module}, {name!r}, wait)\n"
+        f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(output)!r}, '--weights', 'nvfp4'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stopped\n"
+        process.kill()
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert optimize(source, output, weights="nvfp4").verification is not None
+    assert output.with_name("out.onnx.data").read_bytes() != before["out.onnx.data"]
