@@ -102,7 +102,7 @@ class _Comparison:
         self.with_bodies = all(has_body(node, candidate.model) for node in ours)
         # On the CPU, ONNX Runtime casts all half-precision inputs of a node of ours between others to float32: the
         # weights of all experts of all layers, where the bodies copy those of the choices.
-        self.by_bodies = candidate.is_large and self.with_bodies and _has_half_experts(ours)
+        self.by_bodies = candidate.is_sparing and self.with_bodies and _has_half_experts(ours)
         self.tolerance = _tolerance(original.model, candidate.model)
         # Packed weights differ from the original's: what they do to the outputs has a limit of its own, by norm, and
         # choices behind them differ where experts are as close.

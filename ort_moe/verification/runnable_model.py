@@ -77,6 +77,11 @@ class RunnableModel:
         weights = [value.const_value for value in self.model.graph.initializers.values()]
         return sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGE
 
+    @property
+    def is_sparing(self) -> bool:
+        """Whether its sessions spare memory: on the CPU, where what the runtime copies lies beside what is mapped."""
+        return self.is_large and provider_names(self._providers) == ON_CPU
+
     def session(self, outputs: Sequence[str] | None = None, *, with_library: bool) -> Run:
         """Opens a session that returns the named values, or the model's outputs.
 
@@ -90,7 +95,7 @@ class RunnableModel:
         import onnx
 
         proto = onnx.load(self._file, format="protobuf", load_external_data=False)
-        if self.is_large:
+        if self.is_sparing:
             _keep_gathers_narrow(proto.graph)
         if outputs is not None:
             del proto.graph.output[:]
@@ -102,7 +107,7 @@ class RunnableModel:
             with_library=with_library,
             providers=self._providers,
             data_folder=self.data_folder,
-            sparing=self.is_large,
+            sparing=self.is_sparing,
         )
 
     def __enter__(self) -> RunnableModel:

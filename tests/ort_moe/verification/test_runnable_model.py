@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 
 from ort_moe.errors import EnvironmentUnfitError
-from ort_moe.verification import verify
+from ort_moe.verification import runnable_model, verify
+from ort_moe.verification.runnable_model import RunnableModel
 from tests.ort_moe.tiny_models import fused, original, save
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -63,3 +65,14 @@ def test_a_provider_that_does_not_start(tmp_path: Path, asked: list[Any], monkey
     monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: [CPU])
     with pytest.raises(EnvironmentUnfitError, match=f"{CUDA} did not start, only {CPU}: 'ort-moe doctor' says"):
         verify(*pair(tmp_path), providers=[CUDA, CPU])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_memory_is_spared_on_the_cpu_alone(tmp_path: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runnable_model, "_LARGE", 0)
+    reference = save(original(dtype), tmp_path / "reference.onnx")
+    optimized = save(fused(dtype), tmp_path / "optimized.onnx")
+    assert verify(reference, optimized).passed
+    for providers, sparing in (([CPU], True), ([CUDA, CPU], False)):
+        with RunnableModel(reference, providers) as model:
+            assert model.is_sparing == sparing
