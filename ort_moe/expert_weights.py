@@ -57,10 +57,12 @@ class ExpertWeights:
     Attributes:
         stacks: In the order in which they were met.
         all_experts: Whether each token goes through every expert, as where the choice only masks their results.
+        copied: Whether the parts of each choice are copied before they are multiplied.
     """
 
     stacks: tuple[ExpertWeight, ...] = ()
     all_experts: bool = False
+    copied: bool = False
 
 
 def expert_weights(ids: ir.Value, experts: int | None) -> ExpertWeights:
@@ -68,7 +70,7 @@ def expert_weights(ids: ir.Value, experts: int | None) -> ExpertWeights:
     chosen = _Walk(experts)
     chosen.gathered(ids)
     if chosen.found:
-        return ExpertWeights(tuple(chosen.found.values()))
+        return ExpertWeights(tuple(chosen.found.values()), copied=chosen.copied)
     walk = _Walk(experts)
     walk.forward(ids)
     return ExpertWeights(tuple(walk.found.values()), bool(walk.found) and walk.all_experts)
@@ -82,6 +84,8 @@ def copied_per_choice(ids: ir.Value) -> int:
     """
     walk = _Walk(None)
     walk.gathered(ids)
+    if not walk.copied:
+        return 0
     return max((prod(weight.shape[1:]) * 4 for weight in walk.found.values()), default=0)
 
 
@@ -120,6 +124,7 @@ class _Walk:
     experts: int | None
     found: dict[ir.Value, ExpertWeight] = field(default_factory=dict)
     all_experts: bool = False
+    copied: bool = False
 
     def gathered(self, ids: ir.Value) -> None:
         """Follows expert ids forward to the gathers of stacked weights, and to FusedExperts, which gathers inside."""
@@ -127,7 +132,7 @@ class _Walk:
         while queue:
             for node, position in queue.popleft().uses():
                 if node.op_type in _GATHERS and position == 1:
-                    self._take(node.inputs[0])
+                    self.copied = self._take(node.inputs[0]) or self.copied
                 elif (node.domain, node.op_type, position) == (DOMAIN, FUSED_EXPERTS.name, _EXPERTS_INDICES):
                     for place in _EXPERTS_STACKS:
                         if place < len(node.inputs):

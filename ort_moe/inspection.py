@@ -43,6 +43,7 @@ class Layer:
         router: Its arithmetic in a phrase.
         weights: The stacks of experts' weights behind its choice; empty where none was recognised.
         all_experts: Whether every token goes through all experts, and the choice only weighs or masks what they make.
+        copied: Whether the weights of each choice of each token are copied before they are multiplied.
         optimized_bytes_per_token: Bytes of experts' weights that one token reads in the model that `optimize` makes of
             it with the weights as they are; None where the experts stay.
     """
@@ -54,6 +55,7 @@ class Layer:
     router: str
     weights: tuple[ExpertWeight, ...]
     all_experts: bool = False
+    copied: bool = False
     optimized_bytes_per_token: int | None = None
 
     @property
@@ -135,6 +137,7 @@ class Inspection(Printable):
         for number, layer in enumerate(self.layers):
             read, optimized = layer.bytes_per_token, layer.optimized_bytes_per_token
             weights = [*map(str, layer.weights), *(["all experts for every token"] if layer.all_experts else [])]
+            weights += ["copied for every token"] if layer.copied else []
             listing.add_row(
                 str(number),
                 Text(layer.node),
@@ -154,6 +157,9 @@ class Inspection(Printable):
         known = sum(layer.bytes_per_token is not None for layer in self.layers)
         of = "" if known == len(self.layers) else f", in {known} of {len(self.layers)} MoE layers"
         told = f"experts' weights read per token{of}: {byte_size(self.bytes_per_token)}"
+        copying = sum(layer.copied for layer in self.layers)
+        if copying:
+            told += f", after they are copied in {copying} of {len(self.layers)} layers"
         if self.optimized_bytes_per_token == self.bytes_per_token:
             return told
         return f"{told}; optimised, with the weights as they are: {byte_size(self.optimized_bytes_per_token or 0)}"
@@ -351,7 +357,7 @@ def _router_layer(node: ir.Node, site: Site, fused: bool) -> Layer:
         experts = behind.stacks[0].shape[0]
     router = "not recognised" if site.attributes is None else phrase(site.attributes, site.inputs)
     kind = "fused router" if fused else "router"
-    return Layer(node.name or "", kind, experts, site.k, router, behind.stacks, behind.all_experts)
+    return Layer(node.name or "", kind, experts, site.k, router, behind.stacks, behind.all_experts, behind.copied)
 
 
 def _gist(layer: Layer | None) -> str:

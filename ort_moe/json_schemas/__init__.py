@@ -225,6 +225,7 @@ _LAYER = _object(
             ),
         ),
         "all_experts": _flag("Whether every token goes through all experts."),
+        "copied": _flag("Whether the weights of each choice of each token are copied before they are multiplied."),
         "bytes_per_token": _or_null(_count("Bytes of experts' weights that one token reads."), "not known"),
         "optimized_bytes_per_token": _or_null(
             _count("The same of what `optimize` makes of the layer, with the weights as they are."), "the experts stay"

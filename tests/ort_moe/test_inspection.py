@@ -27,6 +27,9 @@ def test_tiny_block(tmp_path: Path) -> None:
     assert (layer.kind, layer.experts, layer.k, layer.router) == ("router", EXPERTS, CHOSEN, "softmax, top 2")
     assert [str(weight) for weight in layer.weights] == [f"float16 {EXPERTS}x{HIDDEN}x{HIDDEN}"]
     assert layer.bytes_per_token == inspection.bytes_per_token == CHOSEN * HIDDEN * HIDDEN * 2
+    assert layer.copied
+    assert "copied for every token" in str(inspection)
+    assert "after they are copied in 1 of 1 layers" in " ".join(str(inspection).split())
     assert inspection.blockers == ()
     assert inspection.operators["TopK"] == 1
 
@@ -148,6 +151,7 @@ def test_what_is_fused_already_reads_the_same(tmp_path: Path) -> None:
     case = ExpertsCase((3,), 4, 2, 32, 32, weight_format="int8", has_zero_points=True)
     (layer,) = inspect(save(our_experts(case), tmp_path / "model.onnx")).layers
     assert layer.optimized_bytes_per_token == layer.bytes_per_token
+    assert not layer.copied
 
 
 def test_experts_that_stay(tmp_path: Path) -> None:
