@@ -9,7 +9,7 @@ import filecmp
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -151,7 +151,7 @@ class StagedModel:
         own = self._source.parent
         has_files = bool(kept) or bool(_data_files_of(self._source))
         fresh = in_need_of_a_file(model, own, has_files=has_files) if external_data == KEEP else []
-        fresh_name = f"{self.target.name}.data"
+        fresh_name = _unlike(f"{self.target.name}.data", kept)
         if fresh:
             self._check_data_target(fresh_name, None, force)
         # A folder for what shall be moved; where data is referenced, it must lie beside the model already.
@@ -283,6 +283,14 @@ def check_target(
 def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     """Whether both exist and are one file, by whatever names."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _unlike(name: str, taken: Container[str]) -> str:
+    """The name, or where that is taken, such as by weights that go to the same folder, one with a number."""
+    stem, number, free = name.removesuffix(".data"), 2, name
+    while free in taken:
+        free, number = f"{stem}.{number}.data", number + 1
+    return free
 
 
 def _head(path: Path) -> bytes:

@@ -211,6 +211,24 @@ class TestWriting:
         assert {path.name for path in target.parent.iterdir()} == files
         assert target.with_name("out.onnx.data").stat().st_mode == source.stat().st_mode
 
+    @pytest.mark.parametrize("folder", ["in", "out"])
+    def test_weights_made_anew_beside_weights_of_the_name_that_theirs_would_have(
+        self, source: Path, tmp_path: Path, folder: str
+    ) -> None:
+        proto = onnx.load(source)
+        onnx.save(proto, source, save_as_external_data=True, location="out.onnx.data", size_threshold=0)
+        target = tmp_path / folder / "out.onnx"
+        target.parent.mkdir(exist_ok=True)
+        with StagedModel(_turned(source), target, source=source) as staged:
+            staged.commit()
+        assert set(data_files(load_model(target))) == {"out.onnx.data", "out.onnx.2.data"}
+        np.testing.assert_array_equal(_weights(target), _weights(source)[::-1])
+        kept = load_model(target).graph.initializers["router_matrix"].const_value
+        assert kept is not None
+        before = load_model(source).graph.initializers["router_matrix"].const_value
+        assert before is not None
+        np.testing.assert_array_equal(kept.numpy(), before.numpy())
+
     def test_weights_made_anew_of_one_file_stay_in_it(self, tmp_path: Path) -> None:
         source, target = save(original(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
         with StagedModel(_turned(source), target, source=source) as staged:
