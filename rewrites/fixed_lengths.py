@@ -74,12 +74,11 @@ def _gather(node: ir.Node, depth: int) -> Entries | None:
 
 def _slice(node: ir.Node, depth: int) -> Entries | None:
     data = _entries(node.inputs[0], depth)
-    starts, ends, axes, steps = (fixed_integers(each) for each in (*node.inputs, None, None)[1:5])
-    if data is None or starts is None or ends is None or len(starts) != 1 or rank(node.inputs[0]) != 1:
+    known = cuts(node)
+    if data is None or known is None or len(known) != 1 or rank(node.inputs[0]) != 1:
         return None
-    if axes not in (None, [0], [-1]) or steps not in (None, [1]):
-        return None
-    return data[starts[0] : ends[0]]
+    ((start, end, _, step),) = known
+    return data[start:end] if step == 1 else None
 
 
 def _concat(node: ir.Node, depth: int) -> Entries | None:
@@ -144,6 +143,20 @@ _READERS: Mapping[str, Callable[[ir.Node, int], Entries | None]] = {
     "ConstantOfShape": _constant_of_shape,
     **dict.fromkeys(_ARITHMETIC, _arithmetic),
 }
+
+
+def cuts(node: ir.Node) -> list[tuple[int, int, int, int]] | None:
+    """Start, end, axis from the front, and step of each cut that a Slice makes; None where one is not fixed."""
+    known = rank(node.inputs[0])
+    starts, ends = (fixed_integers(each) for each in node.inputs[1:3])
+    axes, steps = (*node.inputs, None, None)[3:5]
+    if known is None or starts is None or ends is None:
+        return None
+    over = list(range(len(starts))) if axes is None else fixed_integers(axes)
+    by = [1] * len(starts) if steps is None else fixed_integers(steps)
+    if over is None or by is None or not len(starts) == len(ends) == len(over) == len(by):
+        return None
+    return [(start, end, axis % known, step) for start, end, axis, step in zip(starts, ends, over, by, strict=True)]
 
 
 def repeats(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.fixed_lengths import fixed_integers
+from ort_moe.rewrites.fixed_lengths import cuts
 from ort_moe.rewrites.rule import Mismatch, Refusal
 from ort_moe.rewrites.values import FLOATS, RESHAPING, SMALL, Array, constant, integer, integers, is_op, label
 from ort_moe.streamed_tensor import entry_of, let_go
@@ -276,16 +276,10 @@ def _gathered(node: ir.Node, source: Constant) -> Constant | None:
 
 
 def _sliced(node: ir.Node, source: Constant) -> Constant | None:
-    starts, ends, axes, steps = (
-        None if each is None else fixed_integers(each) for each in (*node.inputs, None, None)[1:5]
-    )
-    if starts is None or ends is None:
+    known = cuts(node)
+    if known is None or any(step < 1 for *_, step in known):
         return None
-    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = (axes[place] if axes is not None else place) % len(source.shape)
-        step = 1 if steps is None else steps[place]
-        if step < 1:
-            return None
+    for start, end, axis, step in known:
         first, last, _ = slice(start, end, step).indices(source.shape[axis])
         source = source.cut(axis, first, max(first, last), step)
     return source

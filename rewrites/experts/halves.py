@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.fixed_lengths import fixed_integers
+from ort_moe.rewrites.fixed_lengths import cuts, fixed_integers
 from ort_moe.rewrites.values import dim, integer, is_last_axis, producer, rank
 
 _END = 1 << 31
@@ -83,14 +83,12 @@ def _read_split(split: ir.Node, value: ir.Value, source: ir.Value, width: int) -
 
 
 def _read_slice(cut: ir.Node, source: ir.Value, width: int) -> Half | None:
-    starts, ends, axes, steps = (
-        None if each is None else fixed_integers(each) for each in (*cut.inputs, None, None)[1:5]
-    )
-    if starts is None or ends is None or len(starts) != 1:
+    known = cuts(cut)
+    if known is None or len(known) != 1:
         return None
-    if not is_last_axis((axes or [0])[0], source) or len(axes or [0]) != 1:
+    ((start, end, axis, step),) = known
+    if not is_last_axis(axis, source):
         return None
-    start, end, step = starts[0], ends[0], (steps or [1])[0]
     if step == 2 and start in (0, 1) and (end >= width or end > _END):
         return Half(source, "interleaved", start)
     half = width // 2

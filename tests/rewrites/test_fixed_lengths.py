@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ort_moe.rewrites.fixed_lengths import fixed_entries, repeats
+from ort_moe.rewrites.fixed_lengths import cuts, fixed_entries, repeats
 from ort_moe.rewrites.shape_inference import infer_shapes
 
 
@@ -48,6 +48,25 @@ def test_entries(case: str) -> None:
 
 
 TOKENS = "s = Shape <end = 1> (x)"
+
+CUTS = {
+    "axes and steps left out": ("out = Slice (x, c1, c3)", [(1, 3, 0, 1)]),
+    "an axis from the end": ("out = Slice (x, c1, c3, last, c2)", [(1, 3, 2, 2)]),
+    "a step, no axes": ("out = Slice (x, c1, c3, , c2)", [(1, 3, 0, 2)]),
+    "an end that is computed": ("s = Shape <start = 1, end = 2> (x)\n out = Slice (x, c1, s, c1)", [(1, 4, 1, 1)]),
+    "an unknown end": (f"{TOKENS}\n out = Slice (x, c1, s, c0)", None),
+    "unknown axes": (f"{TOKENS}\n out = Slice (x, c1, c3, s)", None),
+    "unknown steps": (f"{TOKENS}\n out = Slice (x, c1, c3, c1, s)", None),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_cuts(case: str) -> None:
+    text, expected = CUTS[case]
+    node = value(text).producer()
+    assert node is not None
+    assert cuts(node) == expected
+
 
 REPEATS = {
     "tile": ("by = Concat <axis = 0> (c1, c2, c1)\n out = Tile (x, by)", [1, 2, 1]),
