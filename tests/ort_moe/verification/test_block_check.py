@@ -92,6 +92,24 @@ def test_what_is_wrong_is_found(attribute: str, value: Any, tmp_path: Path) -> N
     assert verification.failure.startswith("the first contrib block that differs is moe0: by our kernels: ")
 
 
+def test_rows_that_differ_near_ties_prove_nothing(tmp_path: Path) -> None:
+    proto = layers(ContribCase(), 1)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "gate0":
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros((HIDDEN, EXPERTS), np.float32), "gate0"))
+    source = saved(proto, tmp_path / "model.onnx")
+    model = ir.load(source)
+    rewrite(model, target="cpu")
+    wrong = next(node for node in model.graph if node.op_type == "FusedExperts")
+    wrong.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+    wrong.overload = ""
+    model.functions.clear()
+    ir.save(model, tmp_path / "wrong.onnx")
+    verification = verify(source, tmp_path / "wrong.onnx")
+    assert [(site.status, site.near_ties) for site in verification.sites] == [("skipped", verification.sites[0].rows)]
+    assert not verification.passed
+
+
 def test_a_contrib_block_put_in_the_place_of_others_is_held_too(tmp_path: Path) -> None:
     model = ir.from_proto(layers(ContribCase()))
     rewrite(model, target="cpu")
