@@ -131,14 +131,22 @@ and into the flags, 1 to 2 us behind the last block; and the products took no le
 first: no difference, dense 3 % slower. Two groups of weights in flight in FC1 in place of three, which is how it is
 now: 21.9 and 55.9.
 
-The other packed formats take the same kernels up to 128 choices that fit into shared memory, as far as 9 tokens of
-int4 512/10/2560/640 or 5 of mxfp4 32/4/2880/2880. Their weights go to the tensor core as exact codes in float16, and
-the sums of a block are scaled: at 1 and 4 tokens that takes 34 and 101 us for mxfp4 32/4/2880/2880, where the grouped
-product for many tokens takes 71 and 143; 22.6 and 59 for int4/32 512/10/2560/640 (53 and 100); 22.4 and 60 for
-int8/128 128/8/2048/768 (64 and 113); 21.8 and 57 for fp8/128 128/8/2048/768 (49 and 91). From 1 token on the time
-grows with the bytes at 1.8 TB/s for mxfp4, where tokens share experts, and at 2.4 to 2.7 for the others; what they
-have to issue would allow 5. Behind those sizes the grouped product takes over: nvfp4 512/10/2560/640 takes 103 us at 8
-tokens and 146 at 9.
+The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
+sums of a block are scaled: at 1 and 4 tokens of int4/32 512/10/2560/640 that takes 22.6 and 59 us, where the grouped
+product for many tokens takes 53 and 100; 22.4 and 60 for int8/128 128/8/2048/768 (64 and 113); 21.8 and 57 for fp8/128
+128/8/2048/768 (49 and 91); and 34 at 1 token of mxfp4 32/4/2880/2880 (71). From 1 token on the time grows with the
+bytes at 1.8 TB/s for mxfp4, where tokens share experts, and at 2.4 to 2.7 for the others; what they have to issue would
+allow 5.
+
+Behind 40 choices of nvfp4 or fp8, 64 of int4, 56 of int8, 12 of mxfp4, or what fits into shared memory, the grouped
+product takes over, with mma.sync up to 16 tokens of an expert in the mean (mxfp4: 12), then with wgmma. A weight is
+decoded once for all tokens. nvfp4 512/10/2560/640 takes 88, 138, 220 and 324 us at 8, 16, 32 and 64 tokens, 2.4 to
+3.1 TB/s; wgmma, whose waits hold up the decoding, takes 210, 332 and 478 from 16 on.
+At 16 and 64 tokens int4/32 takes 159 and 361 us (wgmma 261 and 609), mxfp4 158 and 213 (236 and 248), int8/128 139 and
+201 (227 and 326), fp8/128 115 and 170 (183 and 266). The instructions bound it: by ncu, on a build close to this one,
+72 % of the issue slots are busy and 65 % of the pipe of logical operations. A weight of nvfp4 takes 2.6 of them, and
+the rest is the ends of tiles, in FC2 a quarter of the time, and the last wave of them. Blocks of 64 weight rows, four
+to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 """
 
 _CYCLE_HEADER = """\

@@ -385,10 +385,11 @@ Weights are float32 numbers before they are multiplied with x: those beyond its 
 float16 or bfloat16 runs on tensor cores: on Hopper in every format and elsewhere in `dense` and `nvfp4`, and up to 128
 choices, as far as their rows fit into a multiprocessor's shared memory, in every format everywhere. All else runs
 there too, without them: float32; sizes that are no multiples of what 16-byte copies and whole blocks need; `int4` and
-`fp8` with blocks of 16; and, of more choices, `int8` with blocks of 16, `int8` and `fp8` with relu2 in bfloat16, and
-`mxfp4` in float16. On tensor cores the weights of `int4`, `int8` and `fp8` are rounded to the type of x behind their
-scale where there are more choices than that: in bfloat16 that adds up to two fifths to the error of the result, and in
-float16 weights beyond 65504 are infinite.
+`fp8` with blocks of 16; and, of more choices, `int8` with blocks of 16. On tensor cores rows of bfloat16 meet packed
+weights of few tokens as float16 times a power of two, where elements 2^29 times smaller than their row's largest are
+rounded. Where experts have more than 16 tokens in the mean, the weights of `int4`, `int8` and `fp8` are rounded to the
+type of x behind their scale, except for `int8` and `fp8` with relu2 in bfloat16: in bfloat16 that adds up to two fifths
+to the error of the result, and in float16 weights beyond 65504 are infinite.
 
 E, H, I and K are at least 1. Indices outside [0, E) contribute nothing, and equal indices of a token are separate
 choices. The maps are a FusedRouter's for the same indices, all or none; without them they are built inside. The order

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/fused_experts_format.cuh"
 #include "kernels/fused_experts_gemm_finish.cuh"
 
 namespace ort_moe {
@@ -48,15 +49,10 @@ __device__ __forceinline__ uint32_t Masked(uint32_t bits, uint32_t mask, uint32_
 // Eight e2m1 weights as four pairs, times 2^-126 or 2^-14.
 template <typename T>
 __device__ __forceinline__ void UnscaledE2m1(uint32_t w, uint32_t (&pairs)[4]) {
-  constexpr uint32_t kSigns = 0x80008000u;
   if constexpr (std::is_same_v<T, __half>) {
-    constexpr uint32_t kMagnitudes = 0x0e000e00u;
-    pairs[0] = Masked(w * (1u << 12), kSigns, (w * (1u << 9)) & kMagnitudes);
-    pairs[1] = Masked(w * (1u << 8), kSigns, (w * (1u << 5)) & kMagnitudes);
-    pairs[2] = Masked(w * (1u << 4), kSigns, (w * (1u << 1)) & kMagnitudes);
-    pairs[3] = Masked(w, kSigns, (w >> 3) & kMagnitudes);
+    DecodeE2m1(w, pairs);
   } else {
-    constexpr uint32_t kMagnitudes = 0x01c001c0u;
+    constexpr uint32_t kSigns = 0x80008000u, kMagnitudes = 0x01c001c0u;
     pairs[0] = Masked(w * (1u << 12), kSigns, (w * (1u << 6)) & kMagnitudes);
     pairs[1] = Masked(w * (1u << 8), kSigns, (w * (1u << 2)) & kMagnitudes);
     pairs[2] = Masked(w * (1u << 4), kSigns, (w >> 2) & kMagnitudes);

@@ -9,16 +9,17 @@ namespace ort_moe {
 template <typename T>
 struct DenseOperand {
   using Element = T;
-  static constexpr int kGroups = 2;       // warpgroups that multiply
-  static constexpr int kBlocks = 2;       // of 64 weight rows in a warpgroup
-  static constexpr int kMaxTokens = 192;  // of a tile
-  static constexpr int kDepth = 64;       // elements of the reduction in a stage
-  static constexpr int kBoxDepth = 64;    // the same in units of the tensor map
+  static constexpr int kGroups = 2;             // warpgroups that multiply
+  static constexpr int kBlocks = 2;             // of 64 weight rows in a warpgroup
+  static constexpr int kBlocksOnProcessor = 1;  // that run at the same time on a multiprocessor
+  static constexpr int kMaxTokens = 192;        // of a tile
+  static constexpr int kDepth = 64;             // elements of the reduction in a stage
+  static constexpr int kBoxDepth = 64;          // the same in units of the tensor map
   static constexpr int kTokenBytes = kDepth * sizeof(T);
   static constexpr int kBoxBytes = kGroups * kBlocks * 64 * kDepth * sizeof(T);
   static constexpr int kWeightBytes = kBoxBytes;  // of a stage, ahead of the tokens
   static constexpr int kSums = kMaxTokens / 2;
-  static constexpr bool kScaled = false, kPermutes = false;
+  static constexpr bool kScaled = false, kPermutes = false, kSparse = false;
 
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread
 

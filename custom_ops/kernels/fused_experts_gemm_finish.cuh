@@ -8,31 +8,11 @@
 #include "kernels/cluster.cuh"
 #include "kernels/fused_experts_activation.cuh"
 #include "kernels/fused_experts_gemm_params.cuh"
+#include "kernels/fused_experts_gemm_silu.cuh"
 
 namespace ort_moe {
 
 constexpr int kTokenBarrier = 1, kFinishBarrier = 2;  // named barriers; one of the latter for each warpgroup
-
-template <typename T>
-__device__ __forceinline__ float LowOf(uint32_t word) {
-  return HalfTraits<T>::ToFloat(reinterpret_cast<const T*>(&word)[0]);
-}
-
-template <typename T>
-__device__ __forceinline__ float HighOf(uint32_t word) {
-  return HalfTraits<T>::ToFloat(reinterpret_cast<const T*>(&word)[1]);
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t PairOf(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
 
 template <typename Operand, bool kFirst>
 class GemmFinish {
@@ -42,14 +22,11 @@ class GemmFinish {
   // Ahead of the products: what they need not wait for.
   __device__ __forceinline__ GemmFinish(const GemmParams& p, const GemmShared<Operand>& s, const GemmTile& tile,
                                         int group)
-      : p_(p.experts), tile_(tile), group_(group), thread_(threadIdx.x % kGroupThreads) {
+      : p_(p.experts), tile_(tile), group_(group), thread_(threadIdx.x % kGroupThreads), silu_(p.experts) {
     const LayerParams& layer = Layer();
     results_ = s.results + group * kChunkTokens * GemmShared<Operand>::kPitch;
     first_slab_ = (tile.row_tile * Operand::kGroups + group) * kSlabs;
     scale_ = 1.0f;
-    constexpr float kLog2E = 1.44269504f;
-    limit_ = p_.limit > 0.0f ? p_.limit : Infinity();
-    exponent_ = Mul(-kLog2E, p_.alpha);
     if constexpr (Operand::kScaled) {
       scale_ = Mul(Operand::kFactor, layer.global_scale == nullptr ? 1.0f : layer.global_scale[tile.expert]);
     }
@@ -219,29 +196,18 @@ class GemmFinish {
     return p_.gated ? PairOf<T>(Activated(p_, low, high), 0.0f) : PairOf<T>(Activated(p_, low), Activated(p_, high));
   }
 
-  // The same by the approximate exponential and reciprocal: some ulp of float32, of which rounding keeps none. Words
-  // are computed side by side, without branches between them.
+  // The same, computed side by side, without branches between words.
   __device__ __forceinline__ uint4 SiluWords(uint4 words) const {
     if (!p_.gated) {
-      return make_uint4(PairOf<T>(Silu(LowOf<T>(words.x)), Silu(HighOf<T>(words.x))),
-                        PairOf<T>(Silu(LowOf<T>(words.y)), Silu(HighOf<T>(words.y))),
-                        PairOf<T>(Silu(LowOf<T>(words.z)), Silu(HighOf<T>(words.z))),
-                        PairOf<T>(Silu(LowOf<T>(words.w)), Silu(HighOf<T>(words.w))));
+      return make_uint4(SiluPair(words.x), SiluPair(words.y), SiluPair(words.z), SiluPair(words.w));
     }
     return make_uint4(GatedWord(words.x), GatedWord(words.y), GatedWord(words.z), GatedWord(words.w));
   }
-  __device__ __forceinline__ uint32_t GatedWord(uint32_t word) const {
-    float gate = LowOf<T>(word), up = HighOf<T>(word);
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(gate) : "f"(limit_));
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(up) : "f"(limit_));
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(up) : "f"(-limit_));
-    return PairOf<T>(Mul(Silu(gate), Add(up, p_.beta)), 0.0f);
+  __device__ __forceinline__ uint32_t SiluPair(uint32_t word) const {
+    return PairOf<T>(silu_(LowOf<T>(word)), silu_(HighOf<T>(word)));
   }
-  __device__ __forceinline__ float Silu(float x) const {
-    float power, factor;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(Mul(x, exponent_)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(Add(1.0f, power)));
-    return Mul(x, factor);
+  __device__ __forceinline__ uint32_t GatedWord(uint32_t word) const {
+    return PairOf<T>(silu_(LowOf<T>(word), HighOf<T>(word)), 0.0f);
   }
 
   const ExpertsParams& p_;
@@ -250,7 +216,7 @@ class GemmFinish {
   float* mix_;  // of the tile's tokens, or null
   int group_, thread_, first_slab_;
   float scale_;
-  float limit_, exponent_;  // of silu: infinity where there is no limit, and what a gate is multiplied with
+  FastSilu silu_;
   float bias_[Operand::kBlocks][2];
 };
 

@@ -9,6 +9,8 @@
 
 #include "kernels/fused_experts_gemm_finish.cuh"
 #include "kernels/fused_experts_gemm_params.cuh"
+#include "kernels/fused_experts_gemm_sparse_copies.cuh"
+#include "kernels/fused_experts_gemm_sparse_product.cuh"
 #include "kernels/fused_experts_ring.cuh"
 #include "kernels/launch.cuh"
 
@@ -147,11 +149,12 @@ __device__ __forceinline__ void MultiplyTiles(const GemmParams& p, const GemmSha
 }
 
 template <typename Operand, bool kFirst>
-__global__ void __launch_bounds__(GemmShared<Operand>::kThreads, 1)
+__global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlocksOnProcessor)
     ExpertsGemmKernel(const __grid_constant__ GemmParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   // Registers that one role takes must be among those that the block has got, or it waits for ever.
-  constexpr int kThreads = GemmShared<Operand>::kThreads, kRegisters = 65536 / kThreads / 8 * 8 * kThreads;
+  constexpr int kThreads = GemmShared<Operand>::kThreads, kBlocks = Operand::kBlocksOnProcessor,
+                kRegisters = 65536 / kBlocks / kThreads / 8 * 8 * kThreads;
   static_assert(kGroupThreads * (Operand::kProducerRegisters + Operand::kGroups * Operand::kConsumerRegisters) <=
                 kRegisters);
   extern __shared__ uint4 shared[];
@@ -179,7 +182,11 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, 1)
       if constexpr (!kFirst) WaitForPrevious();
     } else {
       if constexpr (!kFirst) WaitForPrevious();
-      CopyTokens<Operand, kFirst>(p, s, list);
+      if constexpr (Operand::kSparse) {
+        CopySparseTokens<Operand, kFirst>(p, s, list);
+      } else {
+        CopyTokens<Operand, kFirst>(p, s, list);
+      }
     }
   } else {
     TakeRegisters<Operand::kConsumerRegisters>();
@@ -187,7 +194,11 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, 1)
       WaitForPrevious();
       AllowNext();
     }
-    MultiplyTiles<Operand, kFirst>(p, s, list);
+    if constexpr (Operand::kSparse) {
+      MultiplySparse<Operand, kFirst>(p, s, list);
+    } else {
+      MultiplyTiles<Operand, kFirst>(p, s, list);
+    }
   }
 #endif
 }

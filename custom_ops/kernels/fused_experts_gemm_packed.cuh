@@ -9,52 +9,11 @@
 
 #include "kernels/fused_experts_gemm_codes.cuh"
 #include "kernels/fused_experts_gemm_params.cuh"
+#include "kernels/fused_experts_gemm_slots.cuh"
 #include "kernels/fused_experts_gemm_wgmma.cuh"
 #include "kernels/launch.cuh"
 
 namespace ort_moe {
-
-constexpr int kPermutedColumns = 32;  // whole groups with any code
-
-// Where a row's slot comes from: the byte addresses of its scales and zero points.
-struct SlotSource {
-  uint64_t scales, zero_points;
-  bool within;
-
-  // Of a row, in bytes.
-  template <typename Code>
-  static __device__ __forceinline__ int ScaleBytes(const LayerParams& layer) {
-    return Code::ScaleAt(layer.depth + layer.block_size - 1, layer.block_size);
-  }
-  template <typename Code>
-  static __device__ __forceinline__ int ZeroBytes(const LayerParams& layer) {
-    return (Code::ZeroAt(layer.depth, layer.block_size) + 1) / 2;
-  }
-
-  template <typename Code, bool kFirst>
-  static __device__ __forceinline__ SlotSource Of(const GemmParams& p, const GemmTile& tile, int at_row) {
-    const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
-    int row = at_row;
-    SlotSource source{};
-    source.within = row < layer.rows;
-    if (kFirst && p.experts.gated) {
-      const int column = row / kSlabRows * kTileRows + row % kTileRows, half = row % kSlabRows / kTileRows;
-      row = p.experts.interleaved ? 2 * column + half : half * (layer.rows / 2) + column;
-    }
-    if (!source.within) row = 0;
-    const int64_t at = static_cast<int64_t>(tile.expert) * layer.rows + row;
-    const int block = layer.block_size;
-    const int64_t scale_row =
-        kSharesRows<Code> ? static_cast<int64_t>(tile.expert) * ((layer.rows + block - 1) / block) + row / block : at;
-    source.scales = reinterpret_cast<uint64_t>(layer.scales) + scale_row * ScaleBytes<Code>(layer);
-    if constexpr (Code::kHasZeroPoints) {
-      if (layer.zero_points != nullptr) {
-        source.zero_points = reinterpret_cast<uint64_t>(layer.zero_points) + at * ZeroBytes<Code>(layer);
-      }
-    }
-    return source;
-  }
-};
 
 template <typename CodeOf, typename T>
 struct PackedOperand {
@@ -62,6 +21,7 @@ struct PackedOperand {
   using Code = CodeOf;
   static constexpr int kGroups = 4;  // decoding is a matter of latency
   static constexpr int kBlocks = 1;
+  static constexpr int kBlocksOnProcessor = 1;  // that run at the same time on a multiprocessor
   static constexpr int kMaxTokens = 64;
   static constexpr int kRowBytes = 64, kBoxDepth = kRowBytes;
   static constexpr int kDepth = kRowBytes * 8 / Code::kBits;
@@ -71,7 +31,7 @@ struct PackedOperand {
   static constexpr int kBoxBytes = kRows * kRowBytes;
   static constexpr int kWeightBytes = kBoxBytes + kRows * Code::kSlotBytes;
   static constexpr int kSums = kMaxTokens / 2;
-  static constexpr bool kScaled = true, kPermutes = true;
+  static constexpr bool kScaled = true, kPermutes = true, kSparse = false;
   static constexpr float kFactor = Code::kFactor;
   static_assert(kWeightBytes % kGemmAlignment == 0);
 
@@ -206,29 +166,5 @@ struct PackedOperand {
     return word;
   }
 };
-
-// Rows of tokens with columns permuted as packed weights of kBits meet them; a thread takes 32.
-template <int kBits>
-__global__ void __launch_bounds__(256)
-    PrepareTokensKernel(const uint4* __restrict__ x, uint4* __restrict__ prepared, int64_t groups) {
-  WaitForPrevious();
-  AllowNext();
-  for (int64_t group = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; group < groups;
-       group += int64_t{gridDim.x} * blockDim.x) {
-    uint32_t in[4][4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) *reinterpret_cast<uint4*>(in[q]) = x[group * 4 + q];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t out[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        out[q] = kBits == 4 ? __byte_perm(in[q][i / 2], in[q][2 + i / 2], i % 2 == 0 ? 0x5410 : 0x7632)
-                            : in[i / 2 * 2 + q / 2][q % 2 * 2 + i % 2];
-      }
-      prepared[group * 4 + i] = *reinterpret_cast<const uint4*>(out);
-    }
-  }
-}
 
 }  // namespace ort_moe

@@ -24,7 +24,8 @@ struct GemmParams {
   int32_t max_tokens;  // of a tile
   int32_t stages;
   int32_t source_stride;  // bytes between rows of tokens
-  const void* source;     // rows of tokens: x, by slot, or the activated, by permuted row
+  const void* source;     // rows of tokens: x, by token, or the activated, by permuted row
+  const float* factors;   // of the same rows, where they were converted; or null
 };
 
 // A ring of stages. Of each, one barrier ends a phase when it is full, and one when it is empty.
@@ -47,23 +48,38 @@ struct GemmRing {
   }
 };
 
+// Whether rows of tokens are converted ahead of an Operand's layers.
+template <typename Operand>
+constexpr bool ConvertsTokens() {
+  if constexpr (Operand::kSparse) return Operand::kConverts;
+  return false;
+}
+
+// Of a warpgroup: what its results pass through.
+template <typename Operand>
+constexpr int ResultBytes(int pitch) {
+  if constexpr (Operand::kSparse) return Operand::kExchangeBytes;
+  return kChunkTokens * pitch * 4;
+}
+
 // What a block's shared memory holds, in order, for an Operand (fused_experts_gemm_dense.cuh) and its stages.
 template <typename Operand>
 struct GemmShared {
   static constexpr int kTileRows = Operand::kGroups * Operand::kBlocks * 64;
   static constexpr int kThreads = (1 + Operand::kGroups) * kGroupThreads;
+  static constexpr int kMaxStages = Operand::kSparse ? 8 : 24;
   static constexpr int kPitch = Operand::kBlocks * 32 + 4;  // words of a token: results of a warpgroup, two to a word
-  static constexpr int kResultBytes = kChunkTokens * kPitch * 4;
+  static constexpr int kResultBytes = ResultBytes<Operand>(kPitch);
+  static constexpr int kMixRows = Operand::kSparse ? 2 * kMaxStages : Operand::kGroups;  // of max_tokens
 
   static __host__ __device__ __forceinline__ int StageBytes(int max_tokens) {
     return Operand::kWeightBytes + max_tokens * Operand::kTokenBytes;
   }
   static __host__ __device__ __forceinline__ int FixedBytes(int max_tokens, int experts) {
-    return kGemmAlignment + Operand::kGroups * (kResultBytes + max_tokens * static_cast<int>(sizeof(float))) +
+    return kGemmAlignment + Operand::kGroups * kResultBytes + kMixRows * max_tokens * static_cast<int>(sizeof(float)) +
            2 * max_tokens * static_cast<int>(sizeof(int)) + kMaxStages * GemmRing::kBytes +
            GemmTileList::Bytes(experts);
   }
-  static constexpr int kMaxStages = 24;
 
   __device__ __forceinline__ GemmShared(uint4* memory, const GemmParams& p) {
     const uint32_t address = SharedAddress(memory);
@@ -77,7 +93,7 @@ struct GemmShared {
     barriers = SharedAddress(at);
     at += kMaxStages * GemmRing::kBytes;
     mix = reinterpret_cast<float*>(at);
-    at += Operand::kGroups * p.max_tokens * sizeof(float);
+    at += kMixRows * p.max_tokens * sizeof(float);
     rows = reinterpret_cast<uint32_t*>(at);
     at += 2 * p.max_tokens * sizeof(int);
     list = at;
@@ -87,7 +103,7 @@ struct GemmShared {
   int stage_bytes;
   uint32_t* results;  // (warpgroups, kChunkTokens, kPitch)
   uint32_t barriers;
-  float* mix;  // (warpgroups, max_tokens)
+  float* mix;  // (warpgroups, max_tokens), or where sparse (stages, 2, max_tokens)
   uint32_t*
       rows;  // (2, max_tokens): where a tile's tokens are, in vectors of 16 bytes; and what a copy may read behind
   char* list;

@@ -96,6 +96,11 @@ class GemmTileWalk {
     }
     const int local = next_ - list.before[expert_], first = list.offsets[expert_];
     const int tokens = list.offsets[expert_ + 1] - first;
+    if (tokens <= list.max_tokens) {
+      *tile = {expert_, first, tokens, local};
+      next_ += gridDim.x;
+      return true;
+    }
     const int parts = (tokens + list.max_tokens - 1) / list.max_tokens;
     const int height = ((tokens + parts - 1) / parts + kTokenGranule - 1) / kTokenGranule * kTokenGranule;
     const int part = local % parts;

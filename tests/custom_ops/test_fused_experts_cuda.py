@@ -90,6 +90,27 @@ def test_block_sizes(weight_format: str, block_size: int, has_zero_points: bool)
             case.check_each(launch(case))
 
 
+@pytest.mark.parametrize("has_zero_points", [False, True])
+@pytest.mark.parametrize(
+    ("weight_format", "block_size"),
+    [("nvfp4", 0), ("mxfp4", 0), *((name, size) for name in ("int4", "int8", "fp8") for size in (32, 64, 128))],
+)
+@pytest.mark.parametrize("onnx_type", HALVES)
+def test_few_rows_of_each_expert(onnx_type: str, weight_format: str, block_size: int, has_zero_points: bool) -> None:
+    """Tiles of every height, more tokens of an expert than one takes, and depths that end anywhere in a stage."""
+    depths = (320, 192) if block_size < 128 else (384, 128)
+    for n, (tokens, choices) in enumerate(
+        ((25, "random"), (60, "one_expert"), (110, "outside"), (120, "random"), (40, "none"))
+    ):
+        hidden, inner = depths if n % 2 == 0 else depths[::-1]
+        attributes = {**ACTIVATIONS[(0, 1, 2, 9, 5)[n]], "weight_on": ("output", "input")[n % 2]}
+        case = ExpertsCase(
+            (tokens,), 20 if n < 4 else 26, 2, hidden, inner, onnx_type, weight_format, attributes, choices=choices,
+            has_bias=n % 2 == 1, has_residual=n == 0, has_zero_points=has_zero_points, block_size=block_size, seed=n,
+        )  # fmt: skip
+        case.check_each(launch(case))
+
+
 @pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: str) -> None:
@@ -196,13 +217,15 @@ def test_runs_repeat() -> None:
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_a_token_alone_has_the_bits_that_it_has_among_others(onnx_type: str, weight_format: str) -> None:
-    """Among few slots and among many, whose products run over the reduction in another order."""
-    # Dense weights have the same bits in either.
-    few = (16, ((0, 1), (7, 2), (1, 15))) if weight_format == "dense" else (4, ((0, 1), (2, 2), (1, 3)))
-    for tokens, parts in (few, (200, ((0, 17), (7, 64), (100, 90)))):
-        _check_parts(
-            ExpertsCase((tokens,), 16, 8, 640, 1152, onnx_type, weight_format, has_bias=True, has_residual=True), parts
-        )
+    """Among few slots, few rows of an expert and many, whose products run over the reduction in another order."""
+    few = (4, 2, ((0, 1), (2, 2), (1, 3)))
+    sparse = (24, 8, ((0, 17), (5, 19)))
+    many = (200, 8, ((0, 40), (7, 64), (100, 90)))
+    # Dense weights have the same bits in the kernels for few slots and for few rows.
+    dense = (16, 8, ((0, 1), (7, 2), (1, 15)))
+    for tokens, k, parts in (few, dense if weight_format == "dense" else sparse, many):
+        case = ExpertsCase((tokens,), 16, k, 640, 1152, onnx_type, weight_format, block_size=32, has_bias=True)
+        _check_parts(dataclasses.replace(case, has_residual=True), parts)
 
 
 def _check_parts(case: ExpertsCase, parts: Iterable[tuple[int, int]]) -> None:
