@@ -78,7 +78,10 @@ def _write_graph(graph: ir.Graph, proto: onnx.GraphProto) -> None:
             )
             _write_value(value, proto.value_info.add())
     for node in graph:
-        _write_node(node, proto.node.add())
+        if (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits") and "N" in node.attributes:
+            _write_product(node, proto)
+        else:
+            _write_node(node, proto.node.add())
         for value in node.outputs:
             if value.type is not None and not value.is_graph_output():
                 _write_value(value, proto.value_info.add())
@@ -96,6 +99,19 @@ def _write_node(node: ir.Node, proto: onnx.NodeProto) -> None:
             _write_graph(attribute.as_graph(), proto.attribute.add(name=name, type=attribute.type).g)
         else:
             ir.serde.serialize_attribute_into(proto.attribute.add(), attribute)
+
+
+def _write_product(node: ir.Node, proto: onnx.GraphProto) -> None:
+    """MatMulNBits of rows with codes, as the product with the matrix (K, N) that they stand for."""
+    rows, scales = node.inputs[0], node.inputs[2]
+    size = [node.attributes.get_int(name) for name in ("K", "N")]
+    matrix = ir.Value(
+        name=f"{node.outputs[0].name}.matrix", shape=ir.Shape(size), type=None if scales is None else scales.type
+    )
+    _write_value(matrix, proto.value_info.add())
+    product = proto.node.add(op_type="MatMul")
+    product.input.extend(["" if rows is None else rows.name or "", matrix.name or ""])
+    product.output.append(node.outputs[0].name or "")
 
 
 def _write_value(value: ir.Value, proto: onnx.ValueInfoProto) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_matrices
+from ort_moe.rewrites.experts.layer import Stack, gathered, joined, read_bias
+from ort_moe.rewrites.experts.linear import Linear, read_linear
 from ort_moe.rewrites.experts.sorted_choices import Sort, counts_up, segment_ends, told
 from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
@@ -99,28 +100,26 @@ def _sort_behind(terms: ir.Value) -> Sort | None:
 
 
 def _read_product(value: ir.Value) -> Product | None:
-    """Concat over the experts of MatMul(Gather(rows, Range), W_e)."""
+    """Concat over the experts of a linear layer of Gather(rows, Range)."""
     concat = producer(value, "Concat")
     if concat is None or integer(concat, "axis", 0) not in (0, -2) or rank(value) != 2:
         return None
-    matrices: list[ir.Value] = []
+    layers: list[Linear] = []
     rows: ir.Value | None = None
     for part in operands(concat):
-        matmul = producer(part, "MatMul")
-        gather = None if matmul is None else gathered(matmul.inputs[0])
-        if matmul is None or gather is None or rank(gather.inputs[0]) != 2 or rank(matmul.inputs[1]) != 2:
+        layer = read_linear(part)
+        gather = None if layer is None else gathered(layer.rows)
+        if layer is None or gather is None or rank(gather.inputs[0]) != 2:
             return None
         if producer(gather.inputs[1], "Range") is None or rows not in (None, gather.inputs[0]):
             return None
-        matrices.append(operands(matmul)[1])
+        layers.append(layer)
         rows = gather.inputs[0]
-    stack = _stack_of(matrices)
-    return None if stack is None or rows is None else Product(stack, concat, rows)
-
-
-def _stack_of(matrices: list[ir.Value]) -> Stack | None:
-    """The stack of which these are the experts' matrices in their order: one constant, or one for each."""
-    return read_matrices(matrices, transposed=True)
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if rows is None or len(biases) not in (0, len(layers)):
+        return None
+    bias = joined(biases, 0) if biases else None
+    return Product(joined([layer.weights for layer in layers], 0), concat, rows, bias=bias)
 
 
 def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:
@@ -132,8 +131,8 @@ def _require_segments(layers: TwoLayers, sort: Sort, experts: int) -> None:
     for product in layers.products:
         ranges = []
         for part in operands(product.node):
-            matmul = part.producer()
-            gather = None if matmul is None else operands(matmul)[0].producer()
+            layer = part.producer()
+            gather = None if layer is None else operands(layer)[0].producer()
             source = None if gather is None else operands(gather)[1].producer()
             if source is not None and is_op(source, "Range"):
                 ranges.append(source)

@@ -29,10 +29,18 @@ class Stack:
     """A matrix, or a row, for each expert.
 
     Attributes:
-        data: The numbers, (E, N, D) or (E, N).
+        data: The numbers, (E, N, D) or (E, N); or codes of them, bytes along D.
+        bits: Of a code; 0 where there are none.
+        block_size: Codes along D that share a scale.
+        scales: (E, N, D / block_size), of codes.
+        zero_points: Bytes along D / block_size, of codes that have some.
     """
 
     data: Constant
+    bits: int = 0
+    block_size: int = 0
+    scales: Constant | None = None
+    zero_points: Constant | None = None
 
     @property
     def experts(self) -> int:
@@ -47,18 +55,56 @@ class Stack:
     @property
     def depth(self) -> int:
         """D."""
-        return self.data.shape[-1]
+        return self.data.shape[-1] * 8 // self.bits if self.bits else self.data.shape[-1]
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Of the numbers."""
+        return self.data.dtype if self.scales is None else self.scales.dtype
+
+    @property
+    def form(self) -> tuple[str, int]:
+        """`weight_format` and `block_size` as FusedExperts calls them."""
+        return (f"int{self.bits}" if self.bits else "dense", self.block_size)
+
+    @property
+    def parts(self) -> dict[str, Constant]:
+        """The constants by the inputs of FusedExperts that take them."""
+        parts = {"weights": self.data, "scales": self.scales, "zero_points": self.zero_points}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def followed_by(self, other: Stack) -> Stack:
-        """With the rows of another behind its own."""
-        return Stack(join([self.data, other.data], 1))
+        """With the rows of another of the same form behind its own."""
+        return joined([self, other], 1)
 
     def with_halves_swapped(self, layout: str) -> Stack:
         """With the second half of its rows, or the odd ones, before the first, or the even ones."""
-        rows, half = self.rows, self.rows // 2
-        if layout == "concat":
-            return Stack(join([self.data.cut(1, half, rows), self.data.cut(1, 0, half)], 1))
-        return Stack(join([self.data.cut(1, 1, rows, 2), self.data.cut(1, 0, rows, 2)], 1))
+        half = self.rows // 2
+        firsts, seconds = (
+            ((0, half, 1), (half, self.rows, 1)) if layout == "concat" else ((0, self.rows, 2), (1, self.rows, 2))
+        )
+        return joined([self._cut(*seconds), self._cut(*firsts)], 1)
+
+    def _cut(self, start: int, stop: int, step: int) -> Stack:
+        data, scales, zeros = (
+            None if part is None else part.cut(1, start, stop, step)
+            for part in (self.data, self.scales, self.zero_points)
+        )
+        assert data is not None
+        return Stack(data, self.bits, self.block_size, scales, zeros)
+
+
+def joined(stacks: Sequence[Stack], axis: int) -> Stack:
+    """Stacks behind one another: of experts along axis 0, of rows along axis 1.
+
+    Raises:
+        Mismatch: They are not of one form.
+    """
+    (first, *_) = stacks
+    if any((stack.form, stack.parts.keys()) != (first.form, first.parts.keys()) for stack in stacks):
+        raise Mismatch
+    parts = {name: join([stack.parts[name] for stack in stacks], axis) for name in first.parts}
+    return Stack(parts["weights"], first.bits, first.block_size, parts.get("scales"), parts.get("zero_points"))
 
 
 @dataclass(frozen=True)

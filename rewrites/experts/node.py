@@ -52,7 +52,8 @@ def require_own_weights(block: ExpertsBlock, blocks: Sequence[ExpertsBlock]) -> 
     Raises:
         Refusal: Something does.
     """
-    copied = [data for layer in (block.fc1, block.fc2) if (data := layer.weights.data).value is None]
+    parts = [part for layer in (block.fc1, block.fc2) for part in layer.weights.parts.values()]
+    copied = [part for part in parts if part.value is None]
     dying = _dying(blocks) if copied else set()
     for data in copied:
         for value in data.values:
@@ -73,7 +74,7 @@ def require_valid(block: ExpertsBlock) -> None:
         raise Refusal(f"the rows '{block.x.name}' and '{block.y.name}' have other axes", "experts-form")
     types = {block.x.dtype, block.y.dtype}
     for stack in (block.fc1.weights, block.fc1.bias, block.fc2.weights, block.fc2.bias):
-        types.update(() if stack is None else (stack.data.dtype,))
+        types.update(() if stack is None else (stack.dtype,))
     if len(types) > 1:
         raise Refusal(f"rows, weights and biases are of types {', '.join(sorted(map(str, types)))}", "experts-form")
     try:
@@ -112,7 +113,8 @@ def replace(block: ExpertsBlock, form: str, names: Names, copies: dict[Constant,
     if block.residual is not None:
         given["residual"] = block.residual
     for name, layer in (("fc1", block.fc1), ("fc2", block.fc2)):
-        given[f"{name}_weights"] = _initializer(graph, layer.weights.data, names, copies)
+        for part, data in layer.weights.parts.items():
+            given[f"{name}_{part}"] = _initializer(graph, data, names, copies)
         if layer.bias is not None:
             given[f"{name}_bias"] = _initializer(graph, layer.bias.data, names, copies)
     attributes = _complete(block)

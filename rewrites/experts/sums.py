@@ -5,7 +5,19 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import FLOATS, RESHAPING, axes, consumers, dim, integer, is_op, label, rank, through
+from ort_moe.rewrites.values import (
+    FLOATS,
+    PRODUCTS,
+    RESHAPING,
+    axes,
+    consumers,
+    dim,
+    integer,
+    is_op,
+    label,
+    rank,
+    through,
+)
 
 _MOST_STEPS = 8
 """Values looked at between the sum and the product: a weighing and a bias are between them."""
@@ -48,7 +60,7 @@ def experts_type(terms: ir.Value) -> ir.DataType:
     queue = [terms]
     for value in queue:
         node = through(value, RESHAPING | {"Cast"}).producer()
-        if is_op(node, "MatMul", "Gemm", "Concat") and node is not None and node.outputs[0].dtype in FLOATS:
+        if node is not None and node.op_type in PRODUCTS | {"Concat"} and node.outputs[0].dtype in FLOATS:
             dtype = node.outputs[0].dtype
             assert dtype is not None
             return dtype

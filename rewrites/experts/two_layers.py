@@ -107,7 +107,11 @@ def read_two_layers(
         raise Refusal(sentence, "experts-mismatch")
     if weights.rows != expected:
         raise Refusal(f"the first layer makes {weights.rows} elements, expected are {expected}", "experts-form")
+    if weights.form != second.weights.form:
+        told = "{} in blocks of {}".format(*weights.form), "{} in blocks of {}".format(*second.weights.form)
+        raise Refusal(f"the first layer's weights are {told[0]}, the second's {told[1]}", "experts-form")
     attributes = dict(activation.attributes)
+    attributes["weight_format"], attributes["block_size"] = weights.form
     if activation.value_first:
         layout, attributes["gate_layout"] = str(attributes["gate_layout"]), "concat"
         weights = weights.with_halves_swapped(layout)
@@ -126,7 +130,11 @@ def read_two_layers(
 def _are_halves(first: Product, value: Product) -> bool:
     """Whether two products are of the same rows, and of matrices of one shape of the same experts."""
     same_rows = through(first.rows, RESHAPING) is through(value.rows, RESHAPING) and first.spread == value.spread
-    return same_rows and first.weights.data.shape == value.weights.data.shape
+    return same_rows and _shapes(first.weights) == _shapes(value.weights)
+
+
+def _shapes(stack: Stack) -> tuple[object, ...]:
+    return (stack.form, *((name, part.shape) for name, part in stack.parts.items()))
 
 
 def weighted(terms: ir.Value) -> tuple[ir.Value, ir.Value | None]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.constants import join
-from ort_moe.rewrites.experts.layer import Layer, Stack, read_matrices, read_vectors
+from ort_moe.rewrites.experts.layer import Layer, Stack, joined, read_vectors
+from ort_moe.rewrites.experts.linear import read_linear
 from ort_moe.rewrites.experts.sums import experts_type
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
@@ -27,7 +27,6 @@ from ort_moe.rewrites.values import (
     consumers,
     dim,
     filling,
-    integer,
     is_op,
     may_spread,
     operands,
@@ -188,21 +187,9 @@ def _width(rows: ir.Value) -> int:
 
 
 def _read_product(value: ir.Value) -> Product | None:
-    """MatMul or Gemm of rows with one constant matrix."""
-    node = producer(value, "MatMul", "Gemm")
-    if node is None or rank(node.inputs[1]) != 2:
-        return None
-    is_gemm = node.op_type == "Gemm"
-    if is_gemm and (
-        integer(node, "transA", 0)
-        or node.attributes.get_float("alpha", 1.0) != 1.0
-        or node.attributes.get_float("beta", 1.0) != 1.0
-    ):
-        return None
-    transposed = not (is_gemm and integer(node, "transB", 0))
-    weights = read_matrices([node.inputs[1]], transposed=transposed)
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    return Product(weights, node, operands(node)[0], bias=None if bias is None else read_vectors([bias]))
+    """A linear layer of rows with one constant matrix."""
+    linear = read_linear(value)
+    return None if linear is None else Product(linear.weights, linear.node, linear.rows, bias=linear.bias)
 
 
 def _read_bias(value: ir.Value, product: Product) -> Stack | None:
@@ -221,8 +208,10 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _stacked(stacks: Sequence[Stack]) -> Stack:
-    for stack in stacks:
-        if stack.data.shape != stacks[0].data.shape:
-            told = f"{list(stack.data.shape[1:])}, those of the first expert {list(stacks[0].data.shape[1:])}"
-            raise Refusal(f"'{stack.data.values[0].name}' and others of one expert make {told}", "experts-form")
-    return Stack(join([stack.data for stack in stacks], 0))
+    (first, *others) = stacks
+    for stack in others:
+        told = [[each.form, *(part.shape[1:] for part in each.parts.values())] for each in (stack, first)]
+        if told[0] != told[1]:
+            sentence = f"'{stack.data.values[0].name}' makes weights {told[0]}, those of the first expert are {told[1]}"
+            raise Refusal(sentence, "experts-form")
+    return joined(stacks, 0)
