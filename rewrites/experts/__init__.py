@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.experts import batched_mm, dense, grouped_mm, unrolled
+from ort_moe.rewrites.experts import batched_mm, dense, dispatched, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant
 from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_own_weights, require_valid
@@ -36,6 +36,7 @@ _FORMS = (
     _Form(grouped_mm.RULE, grouped_mm.ROOT, grouped_mm.read),
     _Form(dense.RULE, dense.ROOT, dense.read),
     _Form(unrolled.RULE, unrolled.ROOT, unrolled.read),
+    _Form(dispatched.RULE, dispatched.ROOT, dispatched.read),
 )
 
 EXPERTS_RULES: Mapping[str, RuleInfo] = {form.rule.name: form.rule for form in _FORMS}

@@ -120,6 +120,10 @@ def read_activation(value: ir.Value, dtype: ir.DataType, width: int) -> Activati
         gates = [each for each in linear if each.argument.is_close({1: 1.0}, 0.0)]
         if not gates:
             raise _unknown(value, "no activation is among its factors")
+        # The gate has no lower limit; where both have none, either is.
+        gates = [
+            each for each in gates if each.argument.of and _limited(each.argument.of, dtype)[1] == -math.inf
+        ] or gates
         first = next((each for each in gates if _is_first_half(each.argument.of, dtype, width)), gates[0])
         gate, attributes = first.argument.of, {"activation": "identity"}
         assert gate is not None

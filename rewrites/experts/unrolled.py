@@ -8,25 +8,22 @@ They become one constant, which is written when the model is. A loop that leaves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.layer import Layer, Stack, joined, read_vectors
-from ort_moe.rewrites.experts.linear import read_linear
-from ort_moe.rewrites.experts.sums import experts_type
-from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
-from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
+from ort_moe.rewrites.experts.dispatched import one_of_two_axes, require_tokens, scattered, shape_readers
+from ort_moe.rewrites.experts.single import Term, chosen_by, read_terms
+from ort_moe.rewrites.experts.tokens import named, plain
+from ort_moe.rewrites.experts.two_layers import weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
-    INDICES,
-    RESHAPING,
     constant,
     consumers,
-    dim,
     filling,
+    integer,
+    is_last_axis,
     is_op,
     may_spread,
     operands,
@@ -35,8 +32,10 @@ from ort_moe.rewrites.values import (
     reduces_last_axis,
     scalar,
     through,
-    through_casts,
 )
+
+SCATTERS = ("ScatterElements", "ScatterND")
+"""What puts the rows of some tokens among those of all."""
 
 RULE = RuleInfo(
     "experts-unrolled",
@@ -47,16 +46,6 @@ RULE = RuleInfo(
 ROOT = "Add"
 
 
-@dataclass(frozen=True)
-class _Term:
-    """What one expert adds."""
-
-    expert: int
-    rows: ir.Value
-    ids: ir.Value
-    weights: ir.Value
-
-
 def read(node: ir.Node) -> ExpertsBlock:
     """Reads the experts whose sum ends here.
 
@@ -65,51 +54,23 @@ def read(node: ir.Node) -> ExpertsBlock:
         Refusal: They are nothing that FusedExperts computes.
     """
     last = next((term for value in operands(node)[::-1] if (term := _term(value)) is not None), None)
-    if last is None or _goes_on(node, _chosen(last.ids)):
+    if last is None or _goes_on(node, chosen_by(last.ids)):
         raise Mismatch
-    ids = _chosen(last.ids)
-    found, residual = _terms(node, ids)
-    terms = sorted(found, key=lambda term: term.expert)
-    first = terms[0]
-    if [term.expert for term in terms] != list(range(len(terms))) or len(terms) < 2:
-        raise Refusal(f"{named(node.outputs[0])} adds up other experts than each of some once", "experts-form")
-    dtype = experts_type(first.rows)
-    layers = [read_two_layers(term.rows, dtype, _width(term.rows), _read_product, _read_bias) for term in terms]
-    mix = plain(first.weights, dtype)
-    for term in terms:
-        if plain(term.weights, dtype) is not mix:
-            raise Refusal(f"{named(term.rows)} is weighed by others than the first expert", "experts-form")
-    x = through(layers[0].first.rows, {"Identity"})
-    for each in layers:
-        if through(each.first.rows, {"Identity"}) is not x or each.attributes != layers[0].attributes:
-            raise Refusal(f"{named(each.first.node.outputs[0])} is of another form than the first", "experts-form")
-    k = dim(ids, -1)
-    if k is None:
-        raise Refusal(f"the number of choices in {named(ids)} is not fixed", "experts-form")
-    require_choices(ids, mix, k)
-    if any(dim(view, -1) != k for term in terms for view in (term.ids, term.weights)):
-        raise Refusal(f"{named(first.rows)} is not weighed by all {k} choices of a token at once", "experts-form")
-    require_range(ids, len(terms))
-    require_as_many(mix, ids, "the weights")
-    require_as_many(x, ids, "the rows")
-    y = node.outputs[0]
-    if y.dtype != dtype:
-        raise Refusal(f"the sum {named(y)} is {y.dtype}, not the experts' {dtype}", "experts-form")
-    if residual is not None and (residual.dtype != dtype or may_spread(residual, y)):
-        raise Refusal(f"{named(residual)}, to which the experts are added, is of another type or shape", "experts-form")
-    if residual is not None:
-        require_as_many(residual, x, "the rows to which the experts are added,")
-    fc1, fc2 = _joined([each.fc1 for each in layers]), _joined([each.fc2 for each in layers])
-    attributes = {**layers[0].attributes, "weight_on": "output"}
-    return ExpertsBlock(y, x, mix, ids, fc1, fc2, attributes, residual)
+    terms, base = _terms(node, chosen_by(last.ids))
+    block = read_terms(terms, node.outputs[0], base if filling(base) != 0.0 else None)
+    if any(producer(value, *SCATTERS) is not None for value in operands(node)):
+        if base is None:
+            raise Mismatch
+        require_tokens(base, block.x)
+    return block
 
 
-def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[_Term], ir.Value | None]:
-    """What the sum adds up for a choice, and what it begins with, if not with zeros."""
-    residual: ir.Value | None = None
-    known: dict[ir.Value, _Term | None] = {}
+def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[Term], ir.Value | None]:
+    """What the sum adds up for a choice, and what it begins with."""
+    base: ir.Value | None = None
+    known: dict[ir.Value, Term | None] = {}
 
-    def term_of(value: ir.Value) -> _Term | None:
+    def term_of(value: ir.Value) -> Term | None:
         if value not in known:
             known[value] = _term(value, ids)
         return known[value]
@@ -121,14 +82,15 @@ def _terms(node: ir.Node, ids: ir.Value) -> tuple[list[_Term], ir.Value | None]:
         if term is not None:
             found.append(term)
         elif (before := producer(value, "Add")) is not None and any(map(term_of, operands(before))):
-            if len(list(consumers(value))) > 1 or value.is_graph_output():
+            users = list(consumers(value))
+            if len(users) - len(shape_readers(users)) > 1 or value.is_graph_output():
                 raise Refusal(f"the sum {named(value)} of some experts is also read by others", "read-by-others")
             queue += operands(before)
+        elif base is None or filling(base) == 0.0:
+            base = value
         elif filling(value) != 0.0:
-            if residual is not None:
-                raise Mismatch
-            residual = value
-    return found, residual
+            raise Mismatch
+    return found, base
 
 
 def _goes_on(node: ir.Node, ids: ir.Value) -> bool:
@@ -140,19 +102,37 @@ def _goes_on(node: ir.Node, ids: ir.Value) -> bool:
     return any(_term(value, ids) for value in others)
 
 
-def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
-    """rows * ReduceSum(w * (ids == e)), if that makes the value, for this choice or any."""
+def _term(value: ir.Value, choice: ir.Value | None = None) -> Term | None:
+    """rows * share, if that makes the value, for this choice or any; or rows put among zeros."""
+    if producer(value, *SCATTERS) is not None:
+        return scattered(value, choice)
     if producer(value, "Mul") is None:
         return None
     rows, column = weighted(value)
-    total = None if column is None or rows.dtype is None else producer(plain(column, rows.dtype), "ReduceSum")
-    if (
-        total is None
-        or rows.dtype is None
-        or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False))
-    ):
+    if column is None or rows.dtype is None:
         return None
-    share = plain(operands(total)[0], rows.dtype).producer()
+    share = _of_table(column, rows.dtype) or _of_comparison(column, rows.dtype)
+    if share is None or choice not in (None, chosen_by(share.ids)):
+        return None
+    return Term(share.expert, rows, share.ids, share.weights, _all_tokens, share.is_once)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What an expert's results are multiplied with."""
+
+    expert: int
+    ids: ir.Value
+    weights: ir.Value
+    is_once: bool = False
+
+
+def _of_comparison(column: ir.Value, dtype: ir.DataType) -> _Share | None:
+    """ReduceSum(w * (ids == e))."""
+    total = producer(plain(column, dtype), "ReduceSum")
+    if total is None or not (reduces_last_axis(total, keepdims=True) or reduces_last_axis(total, keepdims=False)):
+        return None
+    share = plain(operands(total)[0], dtype).producer()
     if share is None or not is_op(share, "Mul", "Where"):
         return None
     if share.op_type == "Where":
@@ -169,49 +149,32 @@ def _term(value: ir.Value, choice: ir.Value | None = None) -> _Term | None:
             expert = scalar(number)
             if expert is None or not expert.is_integer() or constant(ids) is not None:
                 continue
-            if choice in (None, _chosen(ids)) and rank(number) in (0, 1):
-                return _Term(int(expert), rows, ids, weights)
+            if rank(number) in (0, 1):
+                return _Share(int(expert), ids, weights)
     return None
 
 
-def _chosen(ids: ir.Value) -> ir.Value:
-    """The choices (..., K) that indices are a view of, which float32 holds as they are."""
-    return through_casts(ids, {*INDICES, ir.DataType.FLOAT}, RESHAPING)
+def _of_table(column: ir.Value, dtype: ir.DataType) -> _Share | None:
+    """Column e of Scatter(0, ids, w), or row e of it turned."""
+    value = plain(column, dtype)
+    node = producer(value, "Slice", "Gather", "Split")
+    if node is None or node.inputs[0] is None or rank(node.inputs[0]) != 2:
+        return None
+    source = plain(node.inputs[0], dtype)
+    place = one_of_two_axes(node, value)
+    along = 1
+    if (turned := producer(source, "Transpose")) is not None:
+        source, along = plain(operands(turned)[0], dtype), 0
+    scatter = producer(source, "ScatterElements")
+    if scatter is None or place is None or place[1] != along or rank(source) != 2:
+        return None
+    background, ids, weights = operands(scatter)
+    is_alone = filling(background) == 0.0 and scatter.attributes.get_string("reduction", "none") == "none"
+    if not is_alone or not is_last_axis(integer(scatter, "axis", 0), source):
+        return None
+    return _Share(place[0], ids, weights, is_once=True)
 
 
-def _width(rows: ir.Value) -> int:
-    width = dim(rows, -1)
-    if width is None:
-        raise Mismatch
-    return width
-
-
-def _read_product(value: ir.Value) -> Product | None:
-    """A linear layer of rows with one constant matrix."""
-    linear = read_linear(value)
-    return None if linear is None else Product(linear.weights, linear.node, linear.rows, bias=linear.bias)
-
-
-def _read_bias(value: ir.Value, product: Product) -> Stack | None:
-    """A constant vector, or one row."""
-    del product
-    return read_vectors([value]) if rank(value) == 1 or dim(value, 0) == 1 else None
-
-
-def _joined(layers: Sequence[Layer]) -> Layer:
-    """The layers of single experts as one of all."""
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    if biases and len(biases) != len(layers):
-        raise Refusal("some experts have a bias, and others none", "experts-form")
-    products = tuple(product for layer in layers for product in layer.products)
-    return Layer(_stacked([layer.weights for layer in layers]), _stacked(biases) if biases else None, products)
-
-
-def _stacked(stacks: Sequence[Stack]) -> Stack:
-    (first, *others) = stacks
-    for stack in others:
-        told = [[each.form, *(part.shape[1:] for part in each.parts.values())] for each in (stack, first)]
-        if told[0] != told[1]:
-            sentence = f"'{stack.data.values[0].name}' makes weights {told[0]}, those of the first expert are {told[1]}"
-            raise Refusal(sentence, "experts-form")
-    return joined(stacks, 0)
+def _all_tokens(rows: ir.Value, width: int) -> ir.Value:
+    del width
+    return through(rows, {"Identity"})

@@ -148,7 +148,7 @@ class Spelling:
         """The block, with random weights."""
         scatter = SCATTER.replace("ConstantOfShape (", "Expand (none_chosen, ")
         return block(
-            ROUTER + (scatter if self.form.startswith("dense") else ""),
+            ROUTER + (scatter if "dense" in self.form or "table" in self.form else ""),
             self.constants(),
             dtype=self.dtype,
             experts_text=FORMS[self.form](self) + "\n" + RESIDUALS[self.residual],
@@ -162,6 +162,11 @@ class Spelling:
     def is_fusable(self) -> bool:
         """Whether FusedExperts has such experts: those that are not chosen must add nothing."""
         return not (self.bias and self.form == "dense, weights on the input")
+
+    @property
+    def runs(self) -> bool:
+        """Whether ONNX Runtime's CPU runs it: its ScatterND adds no half precision."""
+        return not (self.dtype == "float16" and self.form in ("dispatched", "dispatched by comparison"))
 
     def between(self, suffix: str = "") -> str:
         """What stands between the layers: reads `made1`, writes `active`."""
@@ -202,7 +207,10 @@ class Spelling:
             "shared1": rng.standard_normal((HIDDEN, 5)).astype(dtype),
             "shared2": rng.standard_normal((5, HIDDEN)).astype(dtype),
             "shared_gate": rng.standard_normal((HIDDEN, 1)).astype(dtype),
+            "all_experts": np.array(EXPERTS), "off_on": np.array([0, 1]), "each_expert": np.arange(EXPERTS),
+            "corner": np.array([0, 0]), "first_end": np.array([1, 2**62]), "both": np.array([0, 1]),
             **{f"number{e}": np.array(e) for e in range(EXPERTS)},
+            **{f"place{e}": np.array([e]) for e in range(EXPERTS + 1)},
             **{f"fc1_{e}": lies(fc1[e]) for e in range(EXPERTS)},
             **{f"fc2_{e}": lies(fc2[e]) for e in range(EXPERTS)},
             **{f"bias1_{e}": bias1[e] for e in range(EXPERTS)},
@@ -301,8 +309,9 @@ def _dense(spelling: Spelling, *, on_input: bool) -> str:
     )
 
 
-def _unrolled(spelling: Spelling) -> str:
-    text, total = "", "zeros"
+def _single(spelling: Spelling, term: Callable[[int, str, str], str], start: str = "", total: str = "zeros") -> str:
+    """The experts one by one; `term` weighs what one returns, and adds it to the total."""
+    text = start
 
     def layer(number: int, rows: str, e: int) -> str:
         if spelling.bias:
@@ -319,15 +328,98 @@ def _unrolled(spelling: Spelling) -> str:
 
     for e in range(EXPERTS):
         after = "routed" if e == EXPERTS - 1 else f"total{e}"
-        text += layer(1, "x", e) + spelling.between(str(e)) + layer(2, f"active{e}", e)
-        text += f"""
-            is{e} = Equal (ids, number{e})
-            masked{e} = Where (is{e}, weights, none_chosen)
-            share{e} = ReduceSum <keepdims = 1> (masked{e}, minus1)
-            term{e} = Mul (made2{e}, share{e})
-            {after} = Add ({total}, term{e})"""
+        before, behind = term(e, total, after).split("EXPERT\n")
+        rows = f"rows{e}" if f"rows{e} =" in before else "x"
+        text += before + layer(1, rows, e) + spelling.between(str(e)) + layer(2, f"active{e}", e) + "\n" + behind
         total = after
     return text
+
+
+def _compared(e: int, total: str, after: str) -> str:
+    return f"""EXPERT
+        is{e} = Equal (ids, number{e})
+        masked{e} = Where (is{e}, weights, none_chosen)
+        share{e} = ReduceSum <keepdims = 1> (masked{e}, minus1)
+        term{e} = Mul (made2{e}, share{e})
+        {after} = Add ({total}, term{e})"""
+
+
+def _by_table(e: int, total: str, after: str) -> str:
+    return f"""EXPERT
+        share{e} = Slice (scattered, place{e}, place{e + 1}, minus1)
+        term{e} = Mul (share{e}, made2{e})
+        {after} = Add ({total}, term{e})"""
+
+
+def _by_row_of_table(e: int, total: str, after: str) -> str:
+    return f"""EXPERT
+        row{e} = Gather (by_expert, number{e})
+        share{e} = Unsqueeze (row{e}, minus1)
+        term{e} = Mul (made2{e}, share{e})
+        {after} = Add (term{e}, {total})"""
+
+
+ONE_HOT = """
+    table = OneHot <axis = -1> (ids, all_experts, off_on)
+    turned = Transpose <perm = [2, 1, 0]> (table)
+    x_shape = Shape (x)
+    zero_rows = Expand (none_chosen, x_shape)"""
+EQUALS = """
+    apart_ids = Unsqueeze (ids, minus1)
+    equal = Equal (apart_ids, each_expert)
+    table = Cast <to = 7> (equal)
+    turned = Transpose <perm = [2, 1, 0]> (table)
+    x_shape = Shape (x)
+    zero_rows = Expand (none_chosen, x_shape)"""
+
+
+def _dispatched(e: int, total: str, after: str) -> str:
+    """As torch's exporter writes index_add."""
+    return f"""
+        mask{e} = Gather (turned, number{e})
+        found{e} = NonZero (mask{e})
+        pairs_of{e} = Transpose <perm = [1, 0]> (found{e})
+        slot{e} = Slice (pairs_of{e}, place0, place1, one)
+        token{e} = Slice (pairs_of{e}, place1, place2, one)
+        flat_token{e} = Squeeze (token{e}, one)
+        rows{e} = Gather (x, flat_token{e})
+        EXPERT
+        at{e} = Concat <axis = -1> (token{e}, slot{e})
+        apart_weights{e} = Unsqueeze (weights, two)
+        share{e} = GatherND (apart_weights{e}, at{e})
+        term{e} = Mul (made2{e}, share{e})
+        {after} = ScatterND <reduction = "add"> ({total}, token{e}, term{e})"""
+
+
+def _dispatched_apart(e: int, total: str, after: str) -> str:
+    """As its older exporter, which traces, does."""
+    return f"""
+        row_mask{e} = Gather (turned, number{e})
+        mask{e} = Cast <to = 9> (row_mask{e})
+        found{e} = NonZero (mask{e})
+        pairs_of{e} = Transpose <perm = [1, 0]> (found{e})
+        slot_column{e}, token_column{e} = Split <axis = 1, num_outputs = 2> (pairs_of{e})
+        slot{e} = Squeeze (slot_column{e}, one)
+        token{e} = Squeeze (token_column{e}, one)
+        x1{e} = Unsqueeze (x, place0)
+        rows1{e} = Gather <axis = 1> (x1{e}, token{e})
+        rows{e} = Reshape (rows1{e}, rows_of_x)
+        EXPERT
+        list_of_weights{e} = Reshape (weights, column_shape)
+        base{e} = Mul (token{e}, two)
+        at{e} = Add (slot{e}, base{e})
+        share{e} = Gather (list_of_weights{e}, at{e})
+        term{e} = Mul (made2{e}, share{e})
+        first_row{e} = Slice ({total}, corner, first_end, both)
+        first_shape{e} = Shape (first_row{e})
+        spread{e} = Expand (term{e}, first_shape{e})
+        token_again{e} = Unsqueeze (token{e}, minus1)
+        spread_shape{e} = Shape (spread{e})
+        spread_token{e} = Expand (token_again{e}, spread_shape{e})
+        total_shape{e} = Shape ({total})
+        empty{e} = Expand (none_chosen, total_shape{e})
+        put{e} = ScatterElements <axis = 0> (empty{e}, spread_token{e}, spread{e})
+        {after} = Add ({total}, put{e})"""
 
 
 FORMS: Mapping[str, Callable[[Spelling], str]] = {
@@ -335,5 +427,10 @@ FORMS: Mapping[str, Callable[[Spelling], str]] = {
     "grouped": _grouped,
     "dense": lambda spelling: _dense(spelling, on_input=False),
     "dense, weights on the input": lambda spelling: _dense(spelling, on_input=True),
-    "unrolled": _unrolled,
+    "unrolled": lambda spelling: _single(spelling, _compared),
+    "unrolled, by columns of a table": lambda spelling: _single(spelling, _by_table),
+    "unrolled, by rows of a table": lambda spelling: _single(spelling, _by_row_of_table),
+    "dispatched": lambda spelling: _single(spelling, _dispatched, ONE_HOT, "zero_rows"),
+    "dispatched by comparison": lambda spelling: _single(spelling, _dispatched, EQUALS, "zero_rows"),
+    "dispatched, put among zeros": lambda spelling: _single(spelling, _dispatched_apart, ONE_HOT, "zero_rows"),
 }

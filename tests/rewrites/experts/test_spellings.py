@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ort_moe.rewrites import rewrite
@@ -24,8 +24,15 @@ SPELLINGS = st.builds(
 )
 
 
-# Derandomised: the same examples on every machine.
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+# Derandomised: the same examples on every machine. Shrinking would take minutes, and the spelling tells enough.
+@settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(spelling=SPELLINGS)
 def test_every_spelling(spelling: Spelling) -> None:
     original, model = spelling.model(), spelling.model()
@@ -34,5 +41,6 @@ def test_every_spelling(spelling: Spelling) -> None:
         assert site.status == "whole", site.findings
         assert site.attributes is not None
         assert site.attributes["activation"] == ACTIVATIONS[spelling.activation][1]
-    assert_same(original, model, rtol=1e-5 if spelling.dtype == "float" else 1e-2)
+    if spelling.runs:
+        assert_same(original, model, rtol=1e-5 if spelling.dtype == "float" else 1e-2)
     assert not rewrite(model).modified
