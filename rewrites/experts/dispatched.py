@@ -18,7 +18,7 @@ from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.single import Term, chosen_by, read_terms
 from ort_moe.rewrites.experts.tokens import matrix, named, require_as_many
 from ort_moe.rewrites.experts.two_layers import weighted
-from ort_moe.rewrites.fixed_lengths import fixed_integers
+from ort_moe.rewrites.fixed_lengths import cuts, fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
     RESHAPING,
@@ -169,17 +169,17 @@ def one_of_two_axes(node: ir.Node, value: ir.Value) -> tuple[int, int] | None:
         axis = integer(node, "axis", 0) % 2
         lengths = {dim(output, axis) for output in node.outputs}
         return (node.outputs.index(value), axis) if lengths == {1} else None
-    places = fixed_integers(node.inputs[1])
-    if places is None or len(places) != 1 or places[0] < 0:
-        return None
     if node.op_type == "Gather":
-        return places[0], integer(node, "axis", 0) % 2
-    ends, axes, steps = (None if each is None else fixed_integers(each) for each in (*node.inputs, None, None)[2:5])
-    if ends is None or axes is None or len(axes) != 1 or steps not in (None, [1]):
+        places = fixed_integers(node.inputs[1])
+        is_one = places is not None and len(places) == 1 and places[0] >= 0
+        return (places[0], integer(node, "axis", 0) % 2) if places is not None and is_one else None
+    known = cuts(node)
+    if known is None or len(known) != 1:
         return None
-    length = dim(node.inputs[0], axes[0])
-    end = ends[0] if length is None else min(ends[0], length)
-    return (places[0], axes[0] % 2) if end == places[0] + 1 else None
+    ((start, end, axis, step),) = known
+    length = dim(node.inputs[0], axis)
+    is_one = start >= 0 and step == 1 and (end if length is None else min(end, length)) == start + 1
+    return (start, axis) if is_one else None
 
 
 def _places(nonzero: ir.Node) -> _Places | None:
@@ -316,9 +316,9 @@ def _spreads_nothing(rows: ir.Value) -> bool:
     cut = None if shape is None else producer(shape.inputs[0], "Slice")
     if cut is None or rank(node.inputs[0]) != 2 or dim(node.outputs[0], -1) != dim(node.inputs[0], -1):
         return False
-    starts, ends = fixed_integers(cut.inputs[1]), fixed_integers(cut.inputs[2])
-    axes = fixed_integers(cut.inputs[3]) if len(cut.inputs) > 3 else None
-    return bool(starts and ends and axes == list(range(len(starts))) and starts[0] == 0 and ends[0] == 1)
+    known = cuts(cut)
+    rows_cut = None if known is None else [(start, end) for start, end, axis, _ in known if axis == 0]
+    return rows_cut == [(0, 1)]
 
 
 def _unspread(value: ir.Value) -> ir.Value:
