@@ -37,6 +37,13 @@ _QMOE_INPUTS = (
     "fc2_zero_points", "fc3_zero_points", "router_weights", "fc1_global_scale", "fc2_global_scale", "fc1_act_scale",
     "fc2_act_scale", "fc1_act_block_scale", "fc2_act_block_scale",
 )  # fmt: skip
+_ATTRIBUTES = {
+    "accuracy_level", "activation_alpha", "activation_beta", "activation_type", "block_size", "expert_weight_bits",
+    "fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits", "k", "normalize_routing_weights",
+    "quant_type", "swiglu_fusion", "swiglu_limit", "swiglu_limit_after_activation", "use_sparse_mixer",
+    "weights_prepacked",
+}  # fmt: skip
+"""Those of ONNX Runtime 1.32; what others ask for is not known."""
 _ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
@@ -93,8 +100,11 @@ def is_contrib_moe(node: ir.Node | None) -> bool:
 
 def given_inputs(node: ir.Node) -> dict[str, ir.Value]:
     """The inputs that the node has, by their names in the op's schema."""
-    names = _MOE_INPUTS if node.op_type == "MoE" else _QMOE_INPUTS
-    return {name: value for name, value in zip(names, node.inputs, strict=False) if value is not None}
+    return {name: value for name, value in zip(_input_names(node), node.inputs, strict=False) if value is not None}
+
+
+def _input_names(node: ir.Node) -> tuple[str, ...]:
+    return _MOE_INPUTS if node.op_type == "MoE" else _QMOE_INPUTS
 
 
 def read(node: ir.Node, target: str) -> ContribBlock:
@@ -108,6 +118,10 @@ def read(node: ir.Node, target: str) -> ContribBlock:
         Refusal: It computes what FusedRouter and FusedExperts do not, or how its weights lie cannot be told.
     """
     given = given_inputs(node)
+    unknown = [f"attribute '{name}'" for name in node.attributes if name not in _ATTRIBUTES]
+    unknown += [f"input '{value.name}'" for value in node.inputs[len(_input_names(node)) :] if value is not None]
+    if unknown:
+        raise Refusal(f"its {unknown[0]} is none that ONNX Runtime 1.32 knows", "contrib-form")
     for name in given:
         if name.startswith(("fc1_act", "fc2_act")):
             raise Refusal(f"its activations are quantised: it has '{name}'", "contrib-form")

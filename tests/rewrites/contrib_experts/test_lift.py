@@ -241,6 +241,7 @@ def test_a_router_of_router_weights_grows() -> None:
     [
         (ContribCase(weight_format="int4", prepacked=None), "cuda", "contrib-layout", "weights_prepacked = 0"),
         (ContribCase(weight_format="int8", prepacked=1), "cpu", "contrib-layout", "weights_prepacked = 1"),
+        (ContribCase(attributes={"rotation": 0}), "cpu", "contrib-form", "'rotation' is none that ONNX Runtime 1.32"),
         (ContribCase(attributes={"use_sparse_mixer": 1}), "cpu", "contrib-form", "use_sparse_mixer"),
         (ContribCase(attributes={"swiglu_limit_after_activation": 1}), "cpu", "contrib-form", "limit_after"),
         (ContribCase(attributes={"swiglu_limit": 0.0}), "cpu", "contrib-form", "swiglu_limit is 0"),
