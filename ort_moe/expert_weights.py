@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.node_kinds import is_experts
+from ort_moe.ops import FUSED_EXPERTS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -104,11 +105,6 @@ def stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir
     return ExpertWeight(shape, value.const_value.dtype.name, value.const_value.nbytes), value
 
 
-def is_fused_experts(node: ir.Node) -> bool:
-    """Whether the node is a FusedExperts."""
-    return (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name)
-
-
 def fused_stacks(node: ir.Node) -> Iterator[ExpertWeight]:
     """The stacks of a FusedExperts that are constants."""
     for place in _EXPERTS_STACKS:
@@ -133,7 +129,7 @@ class _Walk:
             for node, position in queue.popleft().uses():
                 if node.op_type in _GATHERS and position == 1:
                     self.copied = self._take(node.inputs[0]) or self.copied
-                elif (node.domain, node.op_type, position) == (DOMAIN, FUSED_EXPERTS.name, _EXPERTS_INDICES):
+                elif is_experts(node) and position == _EXPERTS_INDICES:
                     for place in _EXPERTS_STACKS:
                         if place < len(node.inputs):
                             self._take(node.inputs[place])

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.expert_weights import ExpertWeight, expert_weights, fused_stacks, is_fused_experts, stack
+from ort_moe.expert_weights import ExpertWeight, expert_weights, fused_stacks, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
+from ort_moe.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import DOMAIN, FUSED_ROUTER
 from ort_moe.printable import Printable, byte_size, table
 from ort_moe.router_wording import phrase
@@ -26,7 +27,6 @@ SCHEMA = 2
 _CHOICES = ("FusedRouter", "TopK", "ArgMax")
 """What chooses experts; their indices are the last output."""
 
-_CONTRIB_DOMAIN = "com.microsoft"
 _CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9, 11, 12, 13)}
 """Inputs of the contrib operators that hold experts' weights, scales and zero points."""
 
@@ -260,7 +260,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
     blockers = tuple(capture_blockers(model.graph))
-    contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if _is_contrib_moe(node)]
+    contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if is_contrib_moe(node)]
     fused_before = {
         node.name for node in model.graph.all_nodes() if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
     }
@@ -300,7 +300,7 @@ def _fused_weights(source: str | os.PathLike[str]) -> dict[str, _FusedWeights]:
 
     model = load_model(source)
     sites = [site for site in rewrite(model).experts if site.status == "whole"]
-    nodes = {node.name: node for node in model.graph.all_nodes() if is_fused_experts(node)}
+    nodes = {node.name: node for node in model.graph.all_nodes() if is_experts(node)}
     found: dict[str, _FusedWeights] = {}
     for site in sites:
         stacks = tuple(fused_stacks(nodes[site.node])) if site.node in nodes else ()
@@ -325,10 +325,6 @@ def _read_per_token(stacks: tuple[ExpertWeight, ...], k: int | None, *, all_expe
         return None
     # A router may have choices without an expert: the stacks tell the number of experts.
     return sum(weight.nbytes if all_experts else weight.nbytes // weight.shape[0] * (k or 0) for weight in stacks)
-
-
-def _is_contrib_moe(node: ir.Node) -> bool:
-    return node.domain == _CONTRIB_DOMAIN and node.op_type in _CONTRIB_WEIGHTS
 
 
 def _contrib_layer(node: ir.Node) -> Layer:

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError, VerificationError
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER
+from ort_moe.node_kinds import is_contrib_moe, is_experts
+from ort_moe.ops import DOMAIN, FUSED_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -170,19 +171,16 @@ def _packed(
 
 def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
     """Nodes that stand for routers and experts, by their type and what they compute."""
-    from ort_moe.rewrites.contrib_experts import is_contrib_moe
-
     return Counter(
         (node.op_type, repr([(name, node.attributes[name].value) for name in sorted(node.attributes)]))
         for node in model.graph.all_nodes()
-        if (node.domain == DOMAIN and node.op_type in (FUSED_ROUTER.name, FUSED_EXPERTS.name)) or is_contrib_moe(node)
+        if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name) or is_experts(node) or is_contrib_moe(node)
     )
 
 
 def _way_out(source: str | os.PathLike[str]) -> str:
     """What to do where the CPU may not run the original: not every contrib node has a kernel there."""
     from ort_moe.model_io import load_model
-    from ort_moe.rewrites.contrib_experts import is_contrib_moe
 
     if not any(is_contrib_moe(node) for node in load_model(source).graph):
         return ""

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.errors import ModelError
+from ort_moe.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, put_in_order, spell_standard_domain
 from ort_moe.rewrites.contrib import split_fused_layers
 from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
-from ort_moe.rewrites.contrib_experts import Lifted, is_contrib_moe, lift_contrib
+from ort_moe.rewrites.contrib_experts import Lifted, lift_contrib
 from ort_moe.rewrites.contrib_experts.retarget import Only, choose_blocks, told_experts, told_sites, write_contrib
 from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
 from ort_moe.rewrites.experts import Fusion, absorb_what_follows, fuse_experts
-from ort_moe.rewrites.experts.node import is_experts, read_routers
+from ort_moe.rewrites.experts.node import read_routers
 from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint

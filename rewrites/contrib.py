@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.node_kinds import CONTRIB
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import integer, is_op
-
-CONTRIB = "com.microsoft"
 
 _ACTIVATIONS = ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 """Those without parameters."""

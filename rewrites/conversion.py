@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.node_kinds import is_experts
 from ort_moe.ops import CONVERTED_FROM, DOMAIN, FUSED_EXPERTS
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
 from ort_moe.rewrites.canonicalize import put_in_order
-from ort_moe.rewrites.experts.node import is_experts
 from ort_moe.rewrites.experts.sites import ExpertsSite
 from ort_moe.rewrites.functions import attach_functions
 from ort_moe.rewrites.names import Names

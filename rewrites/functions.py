@@ -18,9 +18,9 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.node_kinds import is_experts
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION
 from ort_moe.rewrites.experts import body
-from ort_moe.rewrites.experts.node import is_experts
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.router_config import RouterConfig
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.node_kinds import is_contrib_moe
 from ort_moe.verification.packed_reference import from_original, is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.site import SiteCheck, has_body, names_in
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 WHAT = "contrib block"
 
-_CONTRIB = "com.microsoft"
-_OPS = ("MoE", "QMoE")
 _MOST_NODES = 64
 """Nodes that stand for a contrib node: a router before it grew, and its experts, take a dozen."""
 _MOST_ROWS_BY_BODY = 4
@@ -68,17 +67,12 @@ class BlockSite:
         return near_tied(logits.reshape(-1, logits.shape[-1]), self.k, tie)
 
 
-def is_contrib_block(node: ir.Node | None) -> bool:
-    """Whether the node is a contrib op that holds a router and its experts."""
-    return node is not None and node.domain == _CONTRIB and node.op_type in _OPS
-
-
 def find_blocks(original: ir.Model, optimized: ir.Model) -> list[BlockSite | SiteCheck]:
     """The blocks that one model alone computes by a contrib node; a skipped check where one cannot be looked at."""
     known = names_in(original)
     made = {value.name: value for node in optimized.graph for value in node.outputs}
-    before = {node.outputs[0].name: node for node in original.graph if is_contrib_block(node)}
-    after = {node.outputs[0].name: node for node in optimized.graph if is_contrib_block(node)}
+    before = {node.outputs[0].name: node for node in original.graph if is_contrib_moe(node)}
+    after = {node.outputs[0].name: node for node in optimized.graph if is_contrib_moe(node)}
     sites: list[BlockSite | SiteCheck] = []
     for name, node in {**after, **before}.items():
         if name in before and name in after:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.node_kinds import is_contrib_moe, is_experts
+from ort_moe.ops import DOMAIN
 from ort_moe.session import ON_CPU, Provider, provider_names
-from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks, is_contrib_block
+from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
 from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, is_converted
@@ -329,7 +330,7 @@ def _has_half_experts(nodes: Sequence[ir.Node]) -> bool:
         and value.dtype in half
         and len(value.const_value.shape) == 3
         for node in nodes
-        if node.op_type == FUSED_EXPERTS.name
+        if is_experts(node)
         for value in node.inputs
     )
 
@@ -394,5 +395,5 @@ def _tolerance(original: ir.Model, candidate: ir.Model) -> Tolerance:
     values = [*original.graph.inputs, *original.graph.outputs, *original.graph.initializers.values()]
     names = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
     by_type = coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
-    contrib = [node for model in (original, candidate) for node in model.graph.all_nodes() if is_contrib_block(node)]
+    contrib = [node for model in (original, candidate) for node in model.graph.all_nodes() if is_contrib_moe(node)]
     return max(by_type, contrib_tolerance(contrib), key=lambda tolerance: tolerance.outputs)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.node_kinds import is_experts
+from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.verification.packed_reference import distance, from_original, is_converted, meant
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, unscaled, ways_to_run
@@ -71,7 +72,7 @@ def find_experts(
     known = names_in(original)
     sites: list[FusedExpertsSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
-        if (node.domain, node.op_type) == (DOMAIN, FUSED_EXPERTS.name) and node not in without:
+        if is_experts(node) and node not in without:
             site = _site(node, known, optimized.graph)
             if isinstance(site, str):
                 sites.append(SiteCheck(node.name or "", "skipped", detail=site, what=WHAT))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.ops import CONVERTED_FROM, DOMAIN, FUSED_EXPERTS
+from ort_moe.node_kinds import is_experts
+from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,7 @@ END_TO_END = {"int8": 0.2, "fp8": 0.6, "int4": 1.2, "nvfp4": 1.2, "mxfp4": 1.2}
 
 def is_converted(node: ir.Node) -> bool:
     """Whether the weights of the node were packed when the model was optimised."""
-    return CONVERTED_FROM in node.metadata_props and node.op_type == FUSED_EXPERTS.name and node.domain == DOMAIN
+    return is_experts(node) and CONVERTED_FROM in node.metadata_props
 
 
 def from_original(node: ir.Node) -> float:

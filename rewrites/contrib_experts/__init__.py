@@ -1,6 +1,5 @@
 """ONNX Runtime's contrib ops of experts, com.microsoft::MoE and QMoE: read, and replaced where ours are no slower."""
 
-from ort_moe.rewrites.contrib_experts.block import is_contrib_moe
 from ort_moe.rewrites.contrib_experts.lift import RULE, Lifted, lift_contrib
 
-__all__ = ["RULE", "Lifted", "is_contrib_moe", "lift_contrib"]
+__all__ = ["RULE", "Lifted", "lift_contrib"]

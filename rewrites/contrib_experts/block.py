@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
-from ort_moe.rewrites.contrib import CONTRIB
 from ort_moe.rewrites.contrib_experts.constants import Source, constant_source
 from ort_moe.rewrites.contrib_experts.layers import (
     Given,
@@ -23,9 +22,6 @@ from ort_moe.rewrites.contrib_experts.layers import (
 )
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import FLOATS, dim, integer, rank
-
-OPS = ("MoE", "QMoE")
-"""The contrib ops that hold a router and its experts."""
 
 _MOE_INPUTS = (
     "input", "router_probs", "fc1_experts_weights", "fc1_experts_bias", "fc2_experts_weights", "fc2_experts_bias",
@@ -91,11 +87,6 @@ class ContribBlock:
     def weight_format(self) -> str:
         """Of the FusedExperts."""
         return str(self.attributes["weight_format"])
-
-
-def is_contrib_moe(node: ir.Node | None) -> bool:
-    """Whether the node is one that holds a router and its experts."""
-    return node is not None and node.domain == CONTRIB and node.op_type in OPS
 
 
 def given_inputs(node: ir.Node) -> dict[str, ir.Value]:

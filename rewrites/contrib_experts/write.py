@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.node_kinds import CONTRIB, is_experts
 from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
-from ort_moe.rewrites.contrib import CONTRIB
 from ort_moe.rewrites.contrib_experts.constants import (
     Source,
     constant_source,
@@ -21,7 +21,7 @@ from ort_moe.rewrites.contrib_experts.constants import (
     register,
     require_unshared,
 )
-from ort_moe.rewrites.experts.node import Writer, is_experts
+from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import Refusal, reader_name

@@ -15,13 +15,13 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts import batched_mm, dense, dispatched, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant
-from ort_moe.rewrites.experts.node import is_experts, replace, require_alone, require_own_weights, require_valid
+from ort_moe.rewrites.experts.node import replace, require_alone, require_own_weights, require_valid
 from ort_moe.rewrites.experts.residual import absorb_behind
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import is_op
 
-__all__ = ["ALL_EXPERTS_FORMS", "EXPERTS_RULES", "Fusion", "absorb_what_follows", "fuse_experts", "is_experts"]
+__all__ = ["ALL_EXPERTS_FORMS", "EXPERTS_RULES", "Fusion", "absorb_what_follows", "fuse_experts"]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.experts_config import ExpertsConfig
+from ort_moe.node_kinds import is_experts
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant
@@ -21,11 +22,6 @@ from ort_moe.streamed_tensor import StreamedTensor
 
 FORM = f"{DOMAIN}.form"
 """Key in a node's `metadata_props`: the rule that made it. It stays in the optimised model."""
-
-
-def is_experts(node: ir.Node | None) -> bool:
-    """Whether the node is a FusedExperts."""
-    return node is not None and node.domain == DOMAIN and node.op_type == FUSED_EXPERTS.name
 
 
 def require_alone(block: ExpertsBlock) -> None:

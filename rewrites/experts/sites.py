@@ -9,11 +9,11 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ort_moe.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
 from ort_moe.reasons import REASONS
-from ort_moe.rewrites.contrib_experts import is_contrib_moe
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
-from ort_moe.rewrites.experts.node import FORM, is_experts
+from ort_moe.rewrites.experts.node import FORM
 from ort_moe.rewrites.experts.residual import Kind, kind_of_residual
 from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding

@@ -1,0 +1,26 @@
+"""Which nodes hold experts: ours, and those of ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+CONTRIB = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+
+CONTRIB_MOE = ("MoE", "QMoE")
+"""Those that hold a router and its experts."""
+
+
+def is_experts(node: ir.Node | None) -> bool:
+    """Whether the node is a FusedExperts."""
+    return node is not None and node.domain == DOMAIN and node.op_type == FUSED_EXPERTS.name
+
+
+def is_contrib_moe(node: ir.Node | None) -> bool:
+    """Whether the node is a contrib op that holds a router and its experts."""
+    return node is not None and node.domain == CONTRIB and node.op_type in CONTRIB_MOE
