@@ -273,7 +273,7 @@ def plan_all(model: ir.Model) -> tuple[dict[ir.Node, Plan], dict[ir.Node, Refusa
             continue
         try:
             if node.graph is not model.graph:
-                raise Refusal("it is in a body of If, Loop or Scan", "experts-in-subgraph")
+                raise _refusal("it is in a body of If, Loop or Scan, where no contrib nodes are written")
             plans[node] = plan(node)
         except Refusal as refusal:
             refused[node] = refusal

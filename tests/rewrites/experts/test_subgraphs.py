@@ -86,6 +86,15 @@ def test_inside(case: str) -> None:
     assert not rewrite(model).modified
 
 
+def test_no_contrib_nodes_inside() -> None:
+    model = with_body(INSIDE["a branch"][0]).model()
+    (site,) = rewrite(model, target="contrib").experts
+    assert [(finding.reason.slug, finding.detail) for finding in site.findings] == [
+        ("no-contrib-form", "it is in a body of If, Loop or Scan, where no contrib nodes are written")
+    ]
+    assert {node.op_type for node in model.graph.all_nodes()} >= {"TopK", "Gather"}
+
+
 def test_a_loop_over_layers() -> None:
     """Router and experts are in the body, and what it begins with is added there."""
     experts = replace(with_body(LOOP), router="\n unread = Identity (logits)")
