@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts import batched_mm, dense, dispatched, grouped_mm, unrolled
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant
+from ort_moe.rewrites.experts.einsum import spell_einsums
 from ort_moe.rewrites.experts.node import replace, require_alone, require_own_weights, require_valid
 from ort_moe.rewrites.experts.residual import absorb_behind
 from ort_moe.rewrites.names import Names
@@ -72,6 +73,8 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
         chosen: Names of the rules to run.
         only: Names of the nodes that end experts which are fused; None: all.
     """
+    if EXPERTS_RULES.keys() & set(chosen):
+        spell_einsums(model)
     fused: list[ir.Node] = []
     refused: dict[ir.Node, Refusal] = {}
     applied: dict[str, int] = {}

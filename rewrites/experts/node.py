@@ -174,6 +174,14 @@ class Writer:
         self._graph.register_initializer(value)
         return value
 
+    def turned(self, value: ir.Value, shape: ir.Shape | None) -> ir.Value:
+        """The value with its last two axes swapped."""
+        axes = rank(value) or 2
+        node = ir.node("Transpose", [value], {"perm": [*range(axes - 2), axes - 1, axes - 2]})
+        (result,) = self.put(node)
+        result.type, result.shape = value.type, shape
+        return result
+
     def insert(
         self,
         op_type: str,

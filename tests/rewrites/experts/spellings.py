@@ -185,7 +185,8 @@ class Spelling:
         bias1 = rng.standard_normal((EXPERTS, self.width)).astype(dtype)
         bias2 = rng.standard_normal((EXPERTS, HIDDEN)).astype(dtype)
         lies = (lambda w: w.swapaxes(-1, -2)) if self.transposed else (lambda w: w)
-        pairs = [EXPERTS, -1, INNER, 2] if self.form.startswith("dense") else [-1, INNER, 2]
+        views = {"dense": [EXPERTS, -1, INNER, 2], "batched by": [-1, K, INNER, 2]}
+        pairs = next((shape for form, shape in views.items() if self.form.startswith(form)), [-1, INNER, 2])
         numbers = {
             "half": 0.5, "one_float": 1.0, "two_float": 2.0, "three_float": 3.0, "zero_float": 0.0,
             "root_2": math.sqrt(2.0), "inverse_root_2": math.sqrt(0.5), "root_2_pi": math.sqrt(2.0 / math.pi),
@@ -422,9 +423,48 @@ def _dispatched_apart(e: int, total: str, after: str) -> str:
         {after} = Add ({total}, put{e})"""
 
 
+def _batched_einsum(spelling: Spelling) -> str:
+    """Choices are an axis of their own."""
+
+    def layer(number: int, rows: str, letters: str) -> str:
+        matrices = "tkdn" if spelling.transposed else "tknd"
+        text = f"""
+            matrices{number} = Gather <axis = 0> (fc{number}, ids)
+            bare{number} = Einsum <equation = "{letters},{matrices}->tkn"> ({rows}, matrices{number})"""
+        if not spelling.bias:
+            return text + f"\n made{number} = Identity (bare{number})"
+        return text + f"\n row{number} = Gather (bias{number}, ids)\n made{number} = Add (row{number}, bare{number})"
+
+    between = spelling.between()
+    return f"""
+        {layer(1, "x", "td")}
+        {between}
+        {layer(2, "active", "tkd")}
+        routed = Einsum <equation = "tk,tkn->tn"> (weights, made2)"""
+
+
+def _dense_einsum(spelling: Spelling) -> str:
+    def layer(number: int, rows: str, letters: str) -> str:
+        matrices = "edn" if spelling.transposed else "end"
+        text = f"""
+            bare{number} = Einsum <equation = "{matrices}, {letters} -> etn"> (fc{number}, {rows})"""
+        if not spelling.bias:
+            return text + f"\n made{number} = Identity (bare{number})"
+        text += f"\n row{number} = Unsqueeze (bias{number}, one)"
+        return text + f"\n made{number} = Add (bare{number}, row{number})"
+
+    return f"""
+        {layer(1, "x", "td")}
+        {spelling.between()}
+        {layer(2, "active", "etd")}
+        routed = Einsum <equation = "eth,te->th"> (made2, scattered)"""
+
+
 FORMS: Mapping[str, Callable[[Spelling], str]] = {
     "batched": _batched,
     "grouped": _grouped,
+    "batched by Einsum": _batched_einsum,
+    "dense by Einsum": _dense_einsum,
     "dense": lambda spelling: _dense(spelling, on_input=False),
     "dense, weights on the input": lambda spelling: _dense(spelling, on_input=True),
     "unrolled": lambda spelling: _single(spelling, _compared),
