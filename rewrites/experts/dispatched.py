@@ -104,6 +104,9 @@ def scattered(value: ir.Value, choice: ir.Value | None = None) -> Term | None:
     if node is None or filling(node.inputs[0]) != 0.0:
         return None
     data, places, rows = operands(node)
+    reduction = node.attributes.get_string("reduction", "none")
+    if reduction not in ("none", "add"):
+        return None
     if node.op_type == "ScatterElements":
         if integer(node, "axis", 0) not in (0, -(rank(data) or 0)) or rank(data) != 2:
             return None
@@ -112,7 +115,7 @@ def scattered(value: ir.Value, choice: ir.Value | None = None) -> Term | None:
         places, rows = _unspread(places), _unspread(rows)
     if dim(places, -1) != 1:
         return None
-    return _term(places, rows, choice, is_once=node.attributes.get_string("reduction", "none") == "none")
+    return _term(places, rows, choice, is_once=reduction == "none")
 
 
 def _added(node: ir.Node, choice: ir.Value | None = None) -> Term | None:

@@ -80,6 +80,10 @@ STAYING: dict[str, tuple[ir.Model, str]] = {
         written(APART, ("empty3 = Expand (none_chosen,", "empty3 = Expand (one_float,")),
         "",
     ),
+    "put among zeros where they are larger": (
+        written(APART, ("put3 = ScatterElements <axis = 0>", 'put3 = ScatterElements <axis = 0, reduction = "max">')),
+        "",
+    ),
     "places by another number of choices": (
         written(APART, ("base3 = Mul (token3, two)", "base3 = Mul (token3, one)")),
         "",
