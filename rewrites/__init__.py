@@ -33,7 +33,7 @@ from ort_moe.rewrites.experts.node import read_routers
 from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint
-from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions
+from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions, drop_unread_functions
 from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.routing import may_route
@@ -114,19 +114,10 @@ def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResul
         written = write_contrib(model)
         clean_up(model)
         put_in_order(model)
-        _drop_unread_functions(model)
+        drop_unread_functions(model)
         records += [*result.passes, PassRecord("write contrib nodes", written, time.perf_counter() - start)]
     sites, experts = told_sites(model, tried.sites, blocks), told_experts(tried.experts, blocks)
     return RewriteResult(written > 0, sites, tuple(records), tried.findings, experts)
-
-
-def _drop_unread_functions(model: ir.Model) -> None:
-    """Drop the bodies of our nodes that are gone, and the import of their domain with the last one."""
-    used = {node.op_identifier() for node in model.graph.all_nodes()}
-    for key in [key for key in model.functions if key[0] == DOMAIN and key not in used]:
-        del model.functions[key]
-    if not any(is_router(node) or is_experts(node) for node in model.graph.all_nodes()):
-        model.graph.opset_imports.pop(DOMAIN, None)
 
 
 def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | None = None) -> RewriteResult:

@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.node_kinds import is_experts
-from ort_moe.ops import CONVERTED_FROM, DOMAIN, FUSED_EXPERTS
+from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
 from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.experts.sites import ExpertsSite
-from ort_moe.rewrites.functions import attach_functions
+from ort_moe.rewrites.functions import attach_functions, drop_unread_functions
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import FLOATS, dim
 from ort_moe.streamed_tensor import Array, entry_of, let_go
@@ -90,10 +90,7 @@ def convert_experts(model: ir.Model, packing: Packing, file: WeightsFile) -> tup
     if any(conversion.layers for conversion in conversions):
         put_in_order(model)
         attach_functions(model)
-        bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
-        called = {node.op_identifier() for body in bodies for node in body.all_nodes()}
-        for key in [key for key in model.functions if key[0] == DOMAIN and key not in called]:
-            del model.functions[key]
+        drop_unread_functions(model)
     return conversions
 
 

@@ -60,6 +60,16 @@ def attach_functions(model: ir.Model) -> int:
     return added
 
 
+def drop_unread_functions(model: ir.Model) -> None:
+    """Drop the bodies of our nodes that are gone, and the import of our domain with the last node of it."""
+    bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
+    called = {node.op_identifier() for body in bodies for node in body.all_nodes()}
+    for key in [key for key in model.functions if key[0] == DOMAIN and key not in called]:
+        del model.functions[key]
+    if not any(node.domain == DOMAIN for node in model.graph.all_nodes()):
+        model.graph.opset_imports.pop(DOMAIN, None)
+
+
 def build_function(router: Router, opset: int) -> ir.Function:
     """The function for a node's configuration, written in the model's standard operator set."""
     inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(FUSED_ROUTER.inputs, router.node.inputs, strict=False)]

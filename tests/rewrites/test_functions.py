@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import assume, given, settings
 
 from ort_moe.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
-from ort_moe.rewrites.functions import attach_functions, build_function
+from ort_moe.rewrites.functions import attach_functions, build_function, drop_unread_functions
 from ort_moe.rewrites.router_node import Router
 from tests.rewrites.blocks import cpu_session
 from tests.router_cases import RouterCase, router_cases
@@ -95,3 +96,26 @@ def test_group_mask_of_an_unknown_number_of_experts() -> None:
     body_weights, body_indices = run_router(session, case.logits)
     np.testing.assert_array_equal(body_indices, indices)
     np.testing.assert_allclose(body_weights, weights, rtol=RTOL)
+
+
+def test_bodies_are_dropped_with_the_last_node_that_has_them() -> None:
+    """Nodes in other functions have them, too, and the domain has operators without a body."""
+    model = ir.from_proto(
+        onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 20, "ort_moe" : 1, "own" : 1]>
+        g (float[T, 4] x) => (float[T, 4] y, float[T, 4] z) { y = own.router (x)  z = ort_moe.PermuteTokens (x) }
+        <domain: "own", opset_import: ["ort_moe" : 1]>
+        router (x) => (y) { y = ort_moe.FusedRouter (x) }
+        <domain: "ort_moe", opset_import: ["" : 20]>
+        FusedRouter (x) => (y) { y = Identity (x) }
+        <domain: "ort_moe", opset_import: ["" : 20]>
+        FusedExperts (x) => (y) { y = Identity (x) }
+        """)
+    )
+    drop_unread_functions(model)
+    assert sorted(key[1] for key in model.functions) == ["FusedRouter", "router"]
+    assert model.graph.opset_imports["ort_moe"] == 1
+    model.graph.outputs.pop()
+    model.graph.remove(model.graph[1])
+    drop_unread_functions(model)
+    assert "ort_moe" not in model.graph.opset_imports
