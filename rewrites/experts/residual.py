@@ -71,8 +71,10 @@ def absorb_behind(node: ir.Node, names: Names) -> bool:
     """
     if kind_of_residual(node) != "none":
         return False
-    is_scaled = _absorb_factor(node, names)
-    return _absorb_sum(node, names) or is_scaled
+    is_changed = False
+    while _absorb_factor(node, names):
+        is_changed = True
+    return _absorb_sum(node, names) or is_changed
 
 
 def _absorb_factor(node: ir.Node, names: Names) -> bool:
@@ -89,8 +91,12 @@ def _absorb_factor(node: ir.Node, names: Names) -> bool:
         return False
     router.attributes["scale"] = ir.AttrFloat32("scale", scale)
     weights = router.outputs[0]
-    router.metadata_props[SCALED] = f"{factor!r} {weights.name}"
-    weights.name = names.unused(f"{weights.name}_scaled")
+    before, _, original = router.metadata_props.get(SCALED, "").partition(" ")
+    if original:
+        router.metadata_props[SCALED] = f"{factor * float(before)!r} {original}"
+    else:
+        router.metadata_props[SCALED] = f"{factor!r} {weights.name}"
+        weights.name = names.unused(f"{weights.name}_scaled")
     _put_in_place(node.outputs[0], found, result, names, keeps_casts=True)
     return True
 

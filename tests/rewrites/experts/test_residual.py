@@ -92,6 +92,14 @@ def test_a_factor_of_the_routers_weights_keeps_their_name_beside_it() -> None:
     assert router.outputs[0].name == "weights_scaled"
 
 
+def test_two_factors() -> None:
+    text = "\n half = Mul (routed, factor)\n y = Mul (factor, half)"
+    model = assert_fuses(with_behind(text), {"weight_on": "output"})
+    (router,) = [node for node in model.graph if node.op_type == "FusedRouter"]
+    assert router.attributes["scale"].value == 6.25
+    assert router.metadata_props[SCALED] == "6.25 weights"
+
+
 STAYING = {
     "one row for all": ("\n y = Add (routed, row)", {}),
     "a vector": ("\n y = Add (routed, vector)", {}),
