@@ -132,13 +132,14 @@ first: no difference, dense 3 % slower. Two groups of weights in flight in FC1 i
 now: 21.9 and 55.9.
 
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
-sums of a block are scaled: at 1 and 4 tokens of int4/32 512/10/2560/640 that takes 22.6 and 59 us, where the grouped
-product for many tokens takes 53 and 100; 22.4 and 60 for int8/128 128/8/2048/768 (64 and 113); 21.8 and 57 for fp8/128
-128/8/2048/768 (49 and 91); and 34 at 1 token of mxfp4 32/4/2880/2880 (71). From 1 token on the time grows with the
-bytes at 1.8 TB/s for mxfp4, where tokens share experts, and at 2.4 to 2.7 for the others; what they have to issue would
-allow 5.
+sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 32 and 87 us, where the grouped product
+on wgmma takes 71 and 143; 23 and 59 of int4/32 512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64
+and 113); 21 and 53 of fp8/128 128/8/2048/768 (49 and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for
+mxfp4, where tokens share experts, at 2.3 for int4 and 3.1 for int8 and fp8; what they have to issue would allow 5. FC2
+has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns better; with
+four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp made no difference.
 
-Behind 40 choices of nvfp4 or fp8, 64 of int4, 56 of int8, 12 of mxfp4, or what fits into shared memory, the grouped
+Behind 40 choices of nvfp4 or fp8, 64 of int4, 56 of int8, 16 of mxfp4, or what fits into shared memory, the grouped
 product takes over, with mma.sync up to 16 tokens of an expert in the mean (mxfp4: 12), then with wgmma. A weight is
 decoded once for all tokens. nvfp4 512/10/2560/640 takes 88, 138, 220 and 324 us at 8, 16, 32 and 64 tokens, 2.4 to
 3.1 TB/s; wgmma, whose waits hold up the decoding, takes 210, 332 and 478 from 16 on.

@@ -1,8 +1,7 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     few slots (tokens * k; FewSlots), if they fit into shared memory, in every format: FC1 and FC2 with
-//   finalize
-//           (fused_experts_few.cu), two launches; tokens of an expert are found in the indices
+//   few     few slots (tokens * k; FewSlots), if they fit into shared memory, in every format: FC1, and FC2 with
+//           finalize (fused_experts_few.cu), two launches; tokens of an expert are found in the indices
 //   gemm    on Hopper the rest, in every format and for any number of tokens: FC1, FC2 (both fused_experts_gemm.cu, or
 //           fused_experts_gemm_sparse.cu where experts have few rows each) and FinalizeRouting, with the maps, which
 //           are built first where none are given
@@ -90,7 +89,7 @@ int64_t FewSlots(WeightFormat format) {
     case WeightFormat::kFp8:
       return 40;
     case WeightFormat::kMxfp4:
-      return 12;
+      return 16;
     case WeightFormat::kInt4:
       return 64;
     case WeightFormat::kInt8:

@@ -72,8 +72,8 @@ bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processor
     CutInSlices<Format>(&few.fc1, args.hidden);
     CutInSlices<Format>(&few.fc2, args.inner);
     few.chunk = args.tokens == 1 ? 1 : kFewChunk;
-    few.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / kFc2Columns));
-    few.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / kFc2Columns, few.blocks));
+    few.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / Format::kFc2Columns));
+    few.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / Format::kFc2Columns, few.blocks));
     const int tokens = static_cast<int>(args.tokens), count = static_cast<int>(slots);
     if (Fc1Shared<Format>::Bytes(few.fc1.depth, tokens, count, few.chunk) > shared_limit ||
         Fc2Shared<Format>::Bytes(few.fc2, count, few.fc2_tiles) > shared_limit) {

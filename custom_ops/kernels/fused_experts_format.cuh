@@ -84,6 +84,7 @@ struct DenseFormat {
   static constexpr int kFc2Groups = 3;   // where the activations of all choices lie beside them
   static constexpr int kManyGroups = 4;  // in both layers for many tokens
   static constexpr int kFc2Tokens = 2;   // of an expert at once, where four share the tensor core
+  static constexpr int kFc2Columns = 4;  // of a tile there
   static constexpr float kFactor = 1.0f;
   static constexpr int kBlock = 16;         // of activations, which one thread stages
   static constexpr bool kArranges = false;  // activations lie in another order within their vectors
@@ -102,6 +103,7 @@ struct Nvfp4Format {
   static constexpr int kFc2Groups = 2;
   static constexpr int kManyGroups = 3;
   static constexpr int kFc2Tokens = 4;
+  static constexpr int kFc2Columns = 4;
   static constexpr float kFactor = kE2m1Factor;
   static constexpr int kBlock = static_cast<int>(kNvfp4Block);
   static constexpr bool kArranges = true;

@@ -16,7 +16,6 @@ constexpr int kSetRows = 2 * kTileRows;
 constexpr int kMaxSlices = 4;
 constexpr int kMaxChunk = 8;          // tokens of one expert that are computed at once: the tensor core's columns
 constexpr int kFewChunk = 4;          // the same in FC1 for few tokens; FC2 has Format::kFc2Tokens
-constexpr int kFc2Columns = 4;        // of a tile of FC2 for few tokens
 constexpr int kVectorElements = 8;    // of activations in 16 bytes
 constexpr int kMaxDirectSlots = 128;  // up to here each block finds the items by itself, without maps
 

@@ -1,8 +1,8 @@
 // A warp's products of FusedExperts on the tensor core: two tiles of 8 weight rows by tokens, a step at a time.
 //
 // Lane 4 * g + q holds weight row g of each tile; the tensor core takes the tiles as the two halves of its 16 rows.
-// Either both tiles are one expert's, with up to 8 tokens (OneExpert), or every four rows are another expert's
-// (FourExperts). All have
+// Either both tiles are one expert's, with up to 8 tokens (OneExpert), or every four or eight rows are another's
+// (MoreExperts). All have
 //   Load: the lane's weights and scales of a step out of the ring
 //   Step: adds the products of the next step of the reduction
 //   Emit: calls store(tile or expert, token, its row, sum) for every sum, each in one lane
@@ -53,7 +53,7 @@ template <typename Format, int kTokens>
 class OneExpert;
 
 template <typename Format, int kTokens>
-class FourExperts;
+class MoreExperts;
 
 template <typename T, int kTokens>
 class OneExpert<DenseFormat<T>, kTokens> {
@@ -97,11 +97,11 @@ class OneExpert<DenseFormat<T>, kTokens> {
 };
 
 template <typename T, int kTokens>
-class FourExperts<DenseFormat<T>, kTokens> {
+class MoreExperts<DenseFormat<T>, kTokens> {
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
-  __device__ __forceinline__ FourExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of) {
+  __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of) {
     // Columns 2 * e and 2 * e + 1 are expert e's tokens; missing ones repeat one.
     const int lane = threadIdx.x % kLanes, column = lane / 4;
     const int expert = CountOf(counts, column / 2) > 0 ? column / 2 : 0;

@@ -61,10 +61,10 @@ struct LaneParts {
     }
   }
 
-  // What a row's sums are multiplied with beside the scale.
-  __device__ __forceinline__ static float Factor(const char* at) {
-    if constexpr (!Format::kConverts) return 1.0f;
-    return *reinterpret_cast<const float*>(at);
+  // `scale` times what a row's sums are multiplied with beside it, which is at `at`.
+  __device__ __forceinline__ static float WholeScale(float scale, const char* at) {
+    if constexpr (!Format::kConverts) return scale;
+    return Mul(scale, *reinterpret_cast<const float*>(at));
   }
 
   template <typename Ring>
@@ -133,11 +133,10 @@ class OneExpert {
       parts.Multiply(x, sums);
 #pragma unroll
       for (int i = 0; i < (kTokens == 1 ? 1 : 2); ++i) {
-        const float factor = Parts::Factor(rows[i] + factors_);
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           float& total = totals_[pair][i][tile];
-          total = Fma(sums[2 * tile + i], Mul(operand.scales[tile], factor), total);
+          total = Fma(sums[2 * tile + i], Parts::WholeScale(operand.scales[tile], rows[i] + factors_), total);
         }
       }
     }
@@ -173,31 +172,41 @@ class OneExpert {
   float totals_[kPairs][2][2] = {};
 };
 
-// Columns 0 to 3 are the four lanes' parts of a token of one expert; columns 4 to 7 of one of another's. Two such
-// products serve four experts, as for nvfp4: 0 and 2, then 1 and 3. Lanes 0 and 1 of a quad are left with the first
-// tile's sums, two lanes' parts each, and lanes 2 and 3 with the second's; those of a tile's first four rows take them
-// from the first product, the others from the second.
+// Columns 0 to 3 are the four lanes' parts of a token of one expert, and columns 4 to 7 of one of another's, one of the
+// first tile and one of the second. That serves two experts; of four, two such products serve 0 and 2, then 1 and 3.
+// Lanes 0 and 1 of a quad are left with the first tile's sums, two lanes' parts each, and lanes 2 and 3 with the
+// second's; of four experts, those of a tile's first four rows take them from the first product, the others from the
+// second.
 template <typename Format, int kTokens>
-class FourExperts {
+class MoreExperts {
   using Parts = LaneParts<Format>;
+  static constexpr int kProducts = kTileRows / Format::kFc2Columns;
+  static_assert(kProducts == 1 || kProducts == 2, "a tile has one expert or two");
 
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
-  __device__ __forceinline__ FourExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
-      : staged_(staged), most_(max(max(counts.x, counts.y), max(counts.z, counts.w))) {
+  __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
+      : staged_(staged) {
+    if constexpr (kProducts == 1) {
+      most_of_[0] = most_ = max(counts.x, counts.y);
+    } else {
+      most_of_[0] = max(counts.x, counts.z);
+      most_of_[1] = max(counts.y, counts.w);
+      most_ = max(most_of_[0], most_of_[1]);
+    }
     const int lane = threadIdx.x % kLanes, part = lane % 4;
     offset_ = 2 * first_group * Parts::kStepBytes + part * 16;
     factors_ =
         staged.vector_bytes + 2 * first_group * Parts::kStepFactors + part % 2 * 2 * static_cast<int>(sizeof(float));
 #pragma unroll
-    for (int product = 0; product < 2; ++product) {
-      experts_[product] = lane / 16 * 2 + product;
+    for (int product = 0; product < kProducts; ++product) {
+      experts_[product] = lane / 16 * kProducts + product;
       const int count = CountOf(counts, experts_[product]);
       counts_[product] = part == lane / 4 % 4 ? count : 0;
       rows_[product] = staged.rows + row_of(count > 0 ? experts_[product] : 0, 0) * staged.stride;
     }
-    own_ = part / 2 * 2 + lane / 16;
+    own_ = part / 2 * kProducts + (kProducts == 1 ? 0 : lane / 16);
     own_count_ = CountOf(counts, own_);
     if (own_count_ == 0) own_ = 0;
     own_row_ = staged.rows + row_of(own_, 0) * staged.stride;
@@ -228,9 +237,10 @@ class FourExperts {
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       if (token > 0 && token >= most_) break;
-      float sums[2][4];
+      float sums[kProducts][4] = {};
 #pragma unroll
-      for (int product = 0; product < 2; ++product) {
+      for (int product = 0; product < kProducts; ++product) {
+        if (token > 0 && token >= most_of_[product]) continue;
         const bool reads = token < counts_[product];
         const char* row = rows_[product];
         if (token > 0 && reads) row = staged_.rows + row_of(experts_[product], token) * staged_.stride;
@@ -238,17 +248,15 @@ class FourExperts {
         Parts::LoadPart(row + offset_, reads, x);
         parts.Multiply(x, sums[product]);
       }
-      float2 factors = make_float2(1.0f, 1.0f);
-      if constexpr (Format::kConverts) {
-        const char* row = own_row_;
-        if (token > 0 && token < own_count_) row = staged_.rows + row_of(own_, token) * staged_.stride;
-        factors = *reinterpret_cast<const float2*>(row + factors_);
-      }
+      const char* row = own_row_;
+      if (token > 0 && token < own_count_) row = staged_.rows + row_of(own_, token) * staged_.stride;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float of_first = last ? sums[0][2 + i] : sums[0][i], of_second = last ? sums[1][2 + i] : sums[1][i];
+        float sum = last ? sums[0][2 + i] : sums[0][i];
+        if constexpr (kProducts == 2) sum = second ? (last ? sums[1][2 + i] : sums[1][i]) : sum;
         float& total = totals_[token][i];
-        total = Fma(second ? of_second : of_first, Mul(operand.scales[i], i == 0 ? factors.x : factors.y), total);
+        const char* const factor = row + factors_ + i * static_cast<int>(sizeof(float));
+        total = Fma(sum, Parts::WholeScale(operand.scales[i], factor), total);
       }
     }
     offset_ += Parts::kStepBytes;
@@ -263,20 +271,20 @@ class FourExperts {
       if (token >= most_) break;
       float sum = Add(totals_[token][0], totals_[token][1]);
       sum = Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0 && token < own_count_) store(own_, token, lane / 4 % 4, sum);
+      if (lane % 2 == 0 && token < own_count_) store(own_, token, lane / 4 % Format::kFc2Columns, sum);
     }
   }
 
  private:
   StagedActivations staged_;
-  int experts_[2];       // that this lane reads activations of, for each product
-  int counts_[2];        // of their tokens; 0 in lanes that read none
-  const char* rows_[2];  // of their first tokens
-  int own_, own_count_;  // the expert whose sums this lane is left with, and its tokens
-  const char* own_row_;  // of its first token
-  int most_;             // tokens of any
-  int offset_;           // in a row
-  int factors_;          // in a row
+  int experts_[kProducts];         // that this lane reads activations of, for each product
+  int counts_[kProducts];          // of their tokens; 0 in lanes that read none
+  const char* rows_[kProducts];    // of their first tokens
+  int own_, own_count_;            // the expert whose sums this lane is left with, and its tokens
+  const char* own_row_;            // of its first token
+  int most_of_[kProducts], most_;  // tokens of any of a product's experts, of any
+  int offset_;                     // in a row
+  int factors_;                    // in a row
   float totals_[kTokens][2] = {};
 };
 

@@ -155,11 +155,11 @@ class OneExpert<Nvfp4Format<T>, kTokens> {
 // two lanes' blocks each, and lanes 2 and 3 with the second's; those of a tile's first four rows take them from the
 // first product, the others from the second.
 template <typename T, int kTokens>
-class FourExperts<Nvfp4Format<T>, kTokens> {
+class MoreExperts<Nvfp4Format<T>, kTokens> {
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
-  __device__ __forceinline__ FourExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
+  __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
       : staged_(staged), most_(max(max(counts.x, counts.y), max(counts.z, counts.w))) {
     const int lane = threadIdx.x % kLanes;
     offset_ = 2 * first_group * kBytes + lane % 4 * 16;
