@@ -181,7 +181,8 @@ def _pack(
             each = places[part].shape.numpy()[1] if len(places[part].shape) > 1 else 1
             file.write(places[part], expert * each + first, entries)
 
-        total += pack_expert(packing, np.asarray(entry_of(tensor, expert)), dtype.numpy(), value.name or layer, write)
+        matrix = np.asarray(entry_of(tensor, expert))
+        total += pack_expert(packing, matrix, dtype.numpy(), value.name or layer, expert, write)
     let_go(tensor)
     parts = {
         part: ir.Value(

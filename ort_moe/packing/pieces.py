@@ -194,7 +194,12 @@ class PackingError:
 
 
 def pack_expert(
-    packing: Packing, matrix: Array, dtype: npt.DTypeLike, name: str, write: Callable[[str, int, Array], None]
+    packing: Packing,
+    matrix: Array,
+    dtype: npt.DTypeLike,
+    name: str,
+    expert: int,
+    write: Callable[[str, int, Array], None],
 ) -> PackingError:
     """Packs the rows of one expert, some at a time.
 
@@ -202,7 +207,8 @@ def pack_expert(
         packing: How.
         matrix: (N, D) float32, float16 or bfloat16.
         dtype: Of x.
-        name: What errors call it.
+        name: What errors call the weights of all experts.
+        expert: Which it is, for errors.
         write: Takes the name of a part, the place of its first row in that part of the expert, and the rows.
 
     Raises:
@@ -212,7 +218,9 @@ def pack_expert(
     least = packing.block_size if packing.weight_format == "fp8" else 1  # no square of fp8 is cut
     step = max(least, _PIECE // max(depth, 1) // least * least)
     starts = range(0, rows, step)
-    largest = max((float(np.abs(matrix[start : start + step]).max(initial=0)) for start in starts), default=0.0)
+    peaks = [float(np.abs(matrix[start : start + step]).max(initial=0)) for start in starts]
+    largest = float(np.max(peaks, initial=0.0))  # NaN if one is
+    checks.check_finite(packing.weight_format, name, expert, np.array(largest))
 
     def work(start: int) -> tuple[dict[str, Array], PackingError]:
         piece, error = matrix[start : start + step], PackingError()

@@ -99,11 +99,13 @@ def test_left(case: ExpertsCase, packing: Packing, why: str, tmp_path: Path) -> 
     assert not is_converted(experts(model))
 
 
-def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_weights_that_are_not_finite(packing: Packing, number: float, tmp_path: Path) -> None:
     weights = np.ones((4, 64, 64), np.float32)
-    weights[2, 5, 7] = np.inf
-    model, (conversion,) = converted(PACKINGS[0], tmp_path, fc1_weights=ir.tensor(weights, name="fc1_weights"))
-    assert conversion.why_left == "nvfp4: 'fc1_weights' must be finite, but expert 0 is not"
+    weights[2, 5, 7] = number
+    model, (conversion,) = converted(packing, tmp_path, fc1_weights=ir.tensor(weights, name="fc1_weights"))
+    assert conversion.why_left == f"{packing.weight_format}: 'fc1_weights' must be finite, but expert 2 is not"
     assert experts(model).attributes["weight_format"].value == "dense"
 
 

@@ -59,7 +59,7 @@ def test_pieces_make_the_whole(packing: Packing, monkeypatch: pytest.MonkeyPatch
             else:
                 places[part][expert, first : first + len(entries)] = entries
 
-        error += pack_expert(packing, weights[expert], np.float16, "w", write)
+        error += pack_expert(packing, weights[expert], np.float16, "w", expert, write)
     expected, meant = whole(packing, weights)
     for name, place in places.items():
         np.testing.assert_array_equal(place.view(np.uint8), np.ascontiguousarray(expected[name]).view(np.uint8), name)
