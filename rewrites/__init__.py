@@ -116,7 +116,7 @@ def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResul
         put_in_order(model)
         drop_unread_functions(model)
         records += [*result.passes, PassRecord("write contrib nodes", written, time.perf_counter() - start)]
-    sites, experts = told_sites(model, tried.sites, blocks), told_experts(tried.experts, blocks)
+    sites, experts = told_sites(model, tried.sites, blocks), told_experts(model, tried.experts, blocks)
     return RewriteResult(written > 0, sites, tuple(records), tried.findings, experts)
 
 

@@ -16,6 +16,7 @@ from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site
+from ort_moe.rewrites.surroundings import surroundings
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,22 @@ def write_contrib(model: ir.Model) -> int:
 
 def told_sites(model: ir.Model, sites: Iterable[Site], chosen: Chosen) -> tuple[Site, ...]:
     """The sites of the trial as they are in the model, where routers without a contrib node were left."""
-    fused = {node.name for node in model.graph.all_nodes() if is_router(node)}
+    nodes = {node.name: node for node in model.graph.all_nodes()}
+    fused = {name for name, node in nodes.items() if is_router(node)}
     told = []
     for site in sites:
         if site.attributes is None or site.node in chosen.only.routers or site.node in fused:
             told.append(site)
             continue
         finding = Finding(REASONS[NO_FORM], site.node, "its router has no contrib node without its experts")
-        told.append(replace(site, status="left", attributes=None, absorbed=(), inputs=(), findings=(finding,)))
+        left = replace(site, status="left", attributes=None, absorbed=(), inputs=(), findings=(finding,))
+        told.append(replace(left, surroundings=_around(nodes.get(site.node))))
     return tuple(told)
 
 
-def told_experts(experts: Iterable[ExpertsSite], chosen: Chosen) -> tuple[ExpertsSite, ...]:
+def told_experts(model: ir.Model, experts: Iterable[ExpertsSite], chosen: Chosen) -> tuple[ExpertsSite, ...]:
     """The same of experts."""
+    nodes = {node.name: node for node in model.graph.all_nodes()}
     told = []
     for site in experts:
         refusal = chosen.refused.get(site.node) if site.status == "whole" else None
@@ -87,5 +91,10 @@ def told_experts(experts: Iterable[ExpertsSite], chosen: Chosen) -> tuple[Expert
             continue
         readers = tuple(reader_name(each) for each in refusal.readers)
         finding = Finding(REASONS[refusal.reason], site.node, str(refusal), readers, refusal.remedy)
-        told.append(replace(site, status="left", attributes=None, form="", block="left", findings=(finding,)))
+        left = replace(site, status="left", attributes=None, form="", block="left", findings=(finding,))
+        told.append(replace(left, residual="none", surroundings=_around(nodes.get(site.node))))
     return tuple(told)
+
+
+def _around(node: ir.Node | None) -> tuple[str, ...]:
+    return () if node is None else surroundings(node)
