@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ort_moe.node_kinds import CONTRIB
 from ort_moe.reasons import REASONS
-from ort_moe.rewrites.contrib_experts.write import NO_FORM, plan_all, write
+from ort_moe.rewrites.contrib_experts.write import NO_FORM, plan, plan_all, write
 from ort_moe.rewrites.experts.sites import ExpertsSite
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.names import Names
@@ -48,7 +48,7 @@ class Chosen:
 def choose_blocks(model: ir.Model) -> Chosen:
     """Look at every FusedExperts of a model for a contrib node that computes the same."""
     plans, refused = plan_all(model)
-    routers = frozenset(plan.router.node.name or "" for plan in plans.values())
+    routers = frozenset(each.router.node.name or "" for each in plans.values())
     only = Only(routers, frozenset(node.name or "" for node in plans))
     return Chosen(only, {node.name or "": refusal for node, refusal in refused.items()})
 
@@ -57,9 +57,10 @@ def write_contrib(model: ir.Model) -> int:
     """Put a contrib node in the place of every FusedRouter and FusedExperts that has one; their number."""
     plans, _ = plan_all(model)
     names = Names(model.graph) if plans else None
-    for plan in plans.values():
+    for node in plans:
         assert names is not None
-        write(plan, names)
+        # Anew: what the last one gave out is another value now, and this node may read it.
+        write(plan(node), names)
     if plans:
         model.graph.opset_imports.setdefault(CONTRIB, 1)
     return len(plans)

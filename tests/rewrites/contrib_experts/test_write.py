@@ -176,6 +176,17 @@ def test_some_blocks_of_a_model() -> None:
     assert difference(got, expected) <= 4 * TOLERANCE["float32"]
 
 
+def test_blocks_one_behind_the_other() -> None:
+    """The second reads what the first gives out, which is another value once the first is a contrib node."""
+    merged = _merged(*(ir.to_proto(Experts().model()) for _ in range(2)))
+    model = ir.from_proto(merged)
+    nodes, _ = to_contrib(model)
+    assert [node.op_type for node in nodes] == ["MoE", "MoE"]
+    feeds = {merged.graph.input[0].name: np.random.default_rng(3).standard_normal((TOKENS, HIDDEN)).astype("float32")}
+    (expected,), (got,) = (cpu_session(each, with_library=False).run(None, feeds) for each in (merged, model))
+    assert difference(got, expected) <= 4 * TOLERANCE["float32"]
+
+
 def _merged(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
     """The second behind the first."""
     first.ir_version = second.ir_version = max(first.ir_version, second.ir_version)
