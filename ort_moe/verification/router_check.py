@@ -19,7 +19,7 @@ from ort_moe.verification.site import (
     unscaled,
     ways_to_run,
 )
-from ort_moe.verification.tolerance import Tolerance, by_expert, coarsest, favoured, relative_difference
+from ort_moe.verification.tolerance import Tolerance, by_expert, coarseness, coarsest, favoured, relative_difference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -213,13 +213,18 @@ def compare_routing(
     difference = relative_difference(own_weights[~other], weights[~other])
     detail = ""
     if difference > tolerance.weights:
+        finite = np.isfinite(difference)
         gap = np.abs(own_weights.astype(np.float64) - weights)
         gap[other] = 0
-        row = int(np.nan_to_num(gap, nan=np.inf).max(axis=-1).argmax())
-        detail = (
-            f"weights differ by {difference:.1e} of the largest (allowed {tolerance.weights:.0e}), most in row {row}: "
-            f"{_numbers(own_weights[row])}, the original {_numbers(weights[row])}"
-        )
+        by_row = np.nan_to_num(gap, nan=0.0 if finite else np.inf).max(axis=-1)
+        allowed = tolerance.weights * coarseness(logits)
+        row = int((by_row / allowed).argmax())
+        differs = difference * by_row[row] / by_row.max() if finite else difference
+        if differs > allowed[row]:
+            detail = (
+                f"weights differ by {differs:.1e} of the largest (allowed {allowed[row]:.0e}), most in row {row}: "
+                f"{_numbers(own_weights[row])}, the original {_numbers(weights[row])}"
+            )
     return SiteCheck("", "failed" if detail else "passed", len(logits), ties, difference, detail)
 
 

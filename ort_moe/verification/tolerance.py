@@ -18,7 +18,7 @@ class Tolerance:
     """What a precision allows; differences are relative to the largest magnitude of what is compared.
 
     Attributes:
-        weights: Mixing weights of one router on equal logits.
+        weights: Mixing weights of one router on equal logits; of larger ones, more by their `coarseness`.
         experts: What one layer of experts returns on equal rows and equal routing.
         outputs: Outputs of a whole model.
         tie: Logits of one row closer than this may be ranked either way, relative to the row's largest (at least 1).
@@ -41,10 +41,26 @@ TOLERANCES = {
     "bfloat16": Tolerance(weights=3e-2, experts=4e-2, outputs=6e-2, tie=3e-2),
 }
 
+_FINELY_TOLD = 8.0
+"""Up to this magnitude a step between logits is no more than a tolerance of weights."""
+
 
 def coarsest(dtypes: set[str]) -> Tolerance:
     """The tolerance of the coarsest precision among NumPy dtype names; float32's where none is coarser."""
     return TOLERANCES[next((name for name in ("bfloat16", "float16") if name in dtypes), "float32")]
+
+
+def coarseness(logits: Floats) -> Floats:
+    """For each row of logits (R, E), by how much more mixing weights may differ because its logits are large: (R,).
+
+    ONNX Runtime may run the router in float32 where the logits that it gives out are rounded. That moves a logit by
+    half a step of its type, which grows with it, and a softmax by at most half as much as two logits move apart.
+    """
+    import numpy as np
+
+    largest = np.abs(np.where(np.isfinite(logits), logits, 0).astype(np.float64)).max(axis=-1, initial=0.0)
+    factor: Floats = np.maximum(largest / _FINELY_TOLD, 1.0)
+    return factor
 
 
 def relative_difference(got: Floats, expected: Floats) -> float:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from ort_moe.verification.router_check import compare_routing
 from ort_moe.verification.tolerance import TOLERANCES, by_expert, coarsest, favoured, relative_difference
 
 NAN, INF = np.nan, np.inf
+
+Array = np.ndarray[Any, Any]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +54,24 @@ def test_favoured_turns_near_ties_and_nothing_else() -> None:
     logits = np.float32([[3.0, 3.000001, 1.0], [3.0, 3.1, 1.0], [np.nan, 3.0, 3.1]])
     moved = favoured(logits, np.int32([[0], [0], [1]]), 1e-5)
     assert np.nanargmax(moved, axis=-1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("magnitude", [1.0, 30.0, 100.0])
+def test_weights_of_large_logits(dtype: str, magnitude: float) -> None:
+    """A router of logits that are not rounded to their type passes, another one does not."""
+    exact = magnitude * np.random.default_rng(0).standard_normal((400, 8))
+    logits = exact.astype(dtype)
+
+    def routing(scores: Array, factor: float = 1.0) -> tuple[Array, Array]:
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :2]
+        powers = np.exp(np.take_along_axis(scores, chosen, -1) - scores.max(-1, keepdims=True))
+        return factor * powers / powers.sum(-1, keepdims=True), chosen
+
+    def check(expected: tuple[Array, Array]) -> str:
+        return compare_routing(
+            logits, expected, routing(logits.astype(float)), TOLERANCES[dtype], lambda moved: routing(moved)[1]
+        ).status
+
+    assert check(routing(exact)) == "passed"
+    assert check(routing(exact, factor=0.5)) == "failed"
