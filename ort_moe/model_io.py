@@ -269,6 +269,8 @@ def check_target(
         raise OutputError(f"cannot write {target}: the folder {folder} is read-only")
     if target.is_dir():
         raise OutputError(f"cannot write {target}: it is a folder")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"cannot write {target}: it is a device or a pipe, and a file would take its place")
     if not force and target.exists() and Path(source).exists() and target.samefile(source):
         raise OutputError(f"cannot write {target}: it is the input; name another output, or use --force")
     if external_data != KEEP:

@@ -116,12 +116,14 @@ def _check_packing(weights: Weights, block_size: int | None, zero_points: bool) 
 def _check_report(path: Path, model: Path, output: Path | None, external_data: str) -> None:
     """Looks whether the report can be written there, before work is put into the model."""
     from ort_moe.errors import OutputError
-    from ort_moe.model_io import check_target
+    from ort_moe.model_io import check_target, same_file
 
+    if same_file(path, model):
+        raise OutputError(f"cannot write the report {path}: it is the input")
     try:
         check_target(path, source=model)
     except OutputError as error:
-        raise OutputError(f"cannot write the report: {error}") from error
+        raise OutputError(f"cannot write the report {str(error).removeprefix('cannot write ')}") from error
     taken = [] if output is None else [output, output.with_name(external_data)]
     if path.absolute() in [other.absolute() for other in taken]:
         raise OutputError(f"cannot write the report {path}: the model goes there")

@@ -348,6 +348,10 @@ class TestWriting:
         with pytest.raises(OutputError, match="is read-only"):
             check_target(source.with_name("out.onnx"), source=source)
 
+    def test_target_is_a_device(self, source: Path) -> None:
+        with pytest.raises(OutputError, match="it is a device or a pipe"):
+            check_target(os.devnull, source=source)
+
     def test_target_is_a_folder(self, source: Path) -> None:
         with pytest.raises(OutputError, match="it is a folder"):
             check_target(source.parent, source=source)
