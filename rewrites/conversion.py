@@ -5,6 +5,7 @@ A layer at a time, of it an expert at a time, from where the weights lie to a fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from ort_moe.node_kinds import is_experts
 from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
+from ort_moe.packing.integers import BLOCK_SIZES
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
 from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.experts.sites import ExpertsSite
@@ -155,8 +157,18 @@ def _obstacle(node: ir.Node, packing: Packing) -> str | None:
         depth = dim(value, 2)
         if depth is None or depth % packing.depth_multiple:
             size = "hidden size" if layer == "fc1" else "inner size"
-            return f"the {size} must be a multiple of {packing.depth_multiple}, but is {depth}"
+            told = f"the {size} must be a multiple of {packing.depth_multiple}, but is {depth}"
+            return told + _way_out(packing, [dim(given[f"{each}_weights"], 2) for each in ("fc1", "fc2")])
     return None
+
+
+def _way_out(packing: Packing, depths: Sequence[int | None]) -> str:
+    """What weights of these depths can be packed to instead, as the end of a sentence."""
+    if packing.weight_format in ("int4", "int8"):
+        fitting = [size for size in BLOCK_SIZES if all(depth and depth % size == 0 for depth in depths)]
+        if fitting:
+            return f"; blocks of {max(fitting)} fit"
+    return "; fp8 takes any size"
 
 
 def _pack(
