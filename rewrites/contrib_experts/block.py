@@ -10,16 +10,16 @@ import onnx_ir as ir
 
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
-from ort_moe.rewrites.contrib_experts.constants import Source, constant_source
 from ort_moe.rewrites.contrib_experts.layers import (
     Given,
-    Packing,
     Parts,
+    Storage,
     joined,
-    packing_of,
     read_bias,
     read_dense,
+    storage_of,
 )
+from ort_moe.rewrites.contrib_experts.sources import Source, constant_source
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import FLOATS, dim, integer, rank
 
@@ -139,23 +139,23 @@ def read(node: ir.Node, target: str) -> ContribBlock:
     attributes = _activation(node, separate=separate)
     fc1_rows = 2 * inner if fused else inner
     present = layers if separate else layers[:2]
-    packing = Packing("dense", 0, lambda given, n, d: read_dense(given, n, d, dtype))
+    storage = Storage("dense", 0, lambda given, n, d: read_dense(given, n, d, dtype))
     if node.op_type == "QMoE":
-        packing = packing_of(node, present, (fc1_rows, hidden, inner), dtype)
+        storage = storage_of(node, present, (fc1_rows, hidden, inner), dtype)
     shapes = {"fc1": (fc1_rows, hidden), "fc2": (hidden, inner), "fc3": (inner, hidden)}
     read_layers: dict[str, Parts] = {}
     for layer in present:
         rows, depth = shapes[layer.name]
-        parts = packing.read(layer, rows, depth) | read_bias(layer, experts, rows, dtype)
+        parts = storage.read(layer, rows, depth) | read_bias(layer, experts, rows, dtype)
         for source in parts.values():
             if source.shape[0] != experts:
                 sentence = f"'{source.base}' is of {source.shape[0]} experts, '{first.base}' of {experts}"
                 raise Refusal(sentence, "experts-mismatch")
         read_layers[layer.name] = parts
     if separate:
-        read_layers["fc1"] = joined(read_layers["fc1"], read_layers.pop("fc3"), packing)
+        read_layers["fc1"] = joined(read_layers["fc1"], read_layers.pop("fc3"), storage)
     full = FUSED_EXPERTS.complete(
-        {**attributes, "weight_format": packing.weight_format, "block_size": packing.block_size}
+        {**attributes, "weight_format": storage.weight_format, "block_size": storage.block_size}
     )
     try:
         ExpertsConfig.from_attributes(full)

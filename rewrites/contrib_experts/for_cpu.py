@@ -13,7 +13,7 @@ from ort_moe.node_kinds import is_contrib_moe
 from ort_moe.ops import AttributeValue
 from ort_moe.packing import fp8, mxfp4, nvfp4
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, given_inputs, read
-from ort_moe.rewrites.contrib_experts.constants import Source, register, viewed
+from ort_moe.rewrites.contrib_experts.sources import Source, register, viewed
 from ort_moe.rewrites.contrib_experts.write import (
     activation,
     contrib_node,

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.packing import arrays
-from ort_moe.rewrites.contrib_experts.constants import Source, cast, constant_source, rows_joined, viewed
+from ort_moe.rewrites.contrib_experts.sources import Source, cast, constant_source, rows_joined, viewed
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import FLOATS, Array, integer
 
@@ -48,7 +48,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Packing:
+class Storage:
     """How the weights of all layers are stored.
 
     Attributes:
@@ -79,7 +79,7 @@ def read_dense(given: Given, rows: int, depth: int, dtype: ir.DataType) -> Parts
     return {"weights": weights}
 
 
-def packing_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, int], dtype: ir.DataType) -> Packing:
+def storage_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, int], dtype: ir.DataType) -> Storage:
     """How the weights of a QMoE are stored.
 
     Args:
@@ -99,21 +99,21 @@ def packing_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, in
             return _integers(node, sizes, dtype)
         case "nvfp4":
             along_depth = integer(node, "weights_prepacked", -1) == 1
-            return Packing("nvfp4", 0, lambda given, n, d: _nvfp4(given, n, d, along_depth=along_depth))
+            return Storage("nvfp4", 0, lambda given, n, d: _nvfp4(given, n, d, along_depth=along_depth))
         case "fp4":
             along_depth = _fp4_along_depth(layers, sizes)
-            return Packing("mxfp4", 0, lambda given, n, d: _mxfp4(given, n, d, along_depth=along_depth))
+            return Storage("mxfp4", 0, lambda given, n, d: _mxfp4(given, n, d, along_depth=along_depth))
         case "fp8":
             block = integer(node, "block_size", 0)
             if block > 0 and block not in _BLOCKS:
                 raise Refusal(f"its blocks are of {block}, expected 16, 32, 64 or 128", "contrib-form")
             # One scale for an expert counts for blocks of any size: whole ones, so that fc1 and fc3 can be joined.
             size = block or next((size for size in _BLOCKS if sizes[2] % size == 0), _BLOCKS[0])
-            return Packing("fp8", size, lambda given, n, d: _fp8(given, n, d, size, of_blocks=block > 0))
+            return Storage("fp8", size, lambda given, n, d: _fp8(given, n, d, size, of_blocks=block > 0))
     raise Refusal(f"its quant_type is '{kind}', expected int, fp4, nvfp4 or fp8", "contrib-form")
 
 
-def joined(gate: Parts, value: Parts, packing: Packing) -> Parts:
+def joined(gate: Parts, value: Parts, storage: Storage) -> Parts:
     """One fc1 of the layers of gate and value, all rows of the gate first.
 
     Raises:
@@ -132,8 +132,8 @@ def joined(gate: Parts, value: Parts, packing: Packing) -> Parts:
         if source.dtype != other.dtype:
             raise Refusal(f"the {name} of fc1 are {source.dtype}, those of fc3 {other.dtype}", "contrib-form")
         parts[name] = rows_joined(source, other)
-    if packing.weight_format == "fp8" and gate["weights"].shape[1] % packing.block_size:
-        raise Refusal(f"fc1 and fc3 have no whole blocks of {packing.block_size} rows", "contrib-form")
+    if storage.weight_format == "fp8" and gate["weights"].shape[1] % storage.block_size:
+        raise Refusal(f"fc1 and fc3 have no whole blocks of {storage.block_size} rows", "contrib-form")
     return parts
 
 
@@ -152,7 +152,7 @@ def read_bias(given: Given, experts: int, rows: int, dtype: ir.DataType) -> Part
     return {"bias": bias}
 
 
-def _integers(node: ir.Node, sizes: tuple[int, int, int], dtype: ir.DataType) -> Packing:
+def _integers(node: ir.Node, sizes: tuple[int, int, int], dtype: ir.DataType) -> Storage:
     widths = {integer(node, "expert_weight_bits", 4)}
     widths |= {integer(node, f"fc{n}_expert_weight_bits", min(widths)) for n in (1, 2, 3)}
     if len(widths) != 1 or not widths <= {4, 8}:
@@ -169,7 +169,7 @@ def _integers(node: ir.Node, sizes: tuple[int, int, int], dtype: ir.DataType) ->
             raise Refusal(sentence, "contrib-form")
     elif block not in _BLOCKS:
         raise Refusal(f"its blocks are of {block}, expected 16, 32, 64 or 128", "contrib-form")
-    return Packing(weight_format, block, lambda given, n, d: _integer_layer(given, n, d, weight_format, block, dtype))
+    return Storage(weight_format, block, lambda given, n, d: _integer_layer(given, n, d, weight_format, block, dtype))
 
 
 def _integer_layer(given: Given, rows: int, depth: int, weight_format: str, block: int, dtype: ir.DataType) -> Parts:
@@ -305,10 +305,7 @@ def _constant(given: Given, part: str) -> Source:
     what = f"the {part.replace('_', ' ')} of {given.name}"
     if value is None:
         raise Refusal(f"it lacks {what}", "contrib-form")
-    source = constant_source(value, what)
-    if not source.shape:
-        raise Refusal(f"{what} '{source.base}' have no entry for each expert", "contrib-form")
-    return source
+    return constant_source(value, what)
 
 
 def _require(source: Source, dtype: ir.DataType, shape: tuple[int, ...]) -> None:

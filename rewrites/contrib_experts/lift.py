@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ort_moe.node_kinds import is_contrib_moe
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
-from ort_moe.rewrites.contrib_experts.constants import register, require_unshared
+from ort_moe.rewrites.contrib_experts.sources import register, require_unshared
 from ort_moe.rewrites.contrib_experts.speed import why_slower
 from ort_moe.rewrites.experts.node import FORM, Writer
 from ort_moe.rewrites.names import Names

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ort_moe.node_kinds import CONTRIB, is_experts
 from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
-from ort_moe.rewrites.contrib_experts.constants import (
+from ort_moe.rewrites.contrib_experts.sources import (
     Source,
     constant_source,
     interleaved,

@@ -5,7 +5,7 @@ Nothing is read from disk before; what comes out as one initializer as it lies i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,18 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.fixed_lengths import cuts
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import FLOATS, RESHAPING, SMALL, Array, constant, integer, integers, is_op, label
+from ort_moe.rewrites.values import (
+    FLOATS,
+    RESHAPING,
+    SMALL,
+    Array,
+    constant,
+    consumers,
+    integer,
+    integers,
+    is_op,
+    label,
+)
 from ort_moe.streamed_tensor import entry_of, let_go
 
 
@@ -214,15 +225,12 @@ def read_constant(value: ir.Value | None, what: str = "weights") -> Constant:
         raise Mismatch
     node = value.producer()
     if node is None:
-        return _initializer(value, what)
+        return read_initializer(value, f"the experts' {what}")
     if is_op(node, "Constant") or integers(value) is not None:
         raise Mismatch
     shape = None if value.shape is None or not value.shape.is_static() else tuple(value.shape.numpy())
     moved = None if shape is None or node.domain else _moved(node, value, tuple(map(int, shape)), what)
-    if moved is None:
-        sentence = f"the experts' {what} '{value.name}' are computed by {label(node)}"
-        raise Refusal(sentence, "expert-weights-computed")
-    return moved
+    return read_initializer(value, f"the experts' {what}") if moved is None else moved
 
 
 def _moved(node: ir.Node, value: ir.Value, shape: tuple[int, ...], what: str) -> Constant | None:
@@ -285,10 +293,40 @@ def _sliced(node: ir.Node, source: Constant) -> Constant | None:
     return source
 
 
-def _initializer(value: ir.Value, what: str) -> Constant:
+def read_initializer(value: ir.Value, what: str) -> Constant:
+    """The initializer that a value is.
+
+    Args:
+        value: Any value.
+        what: What the message calls it.
+
+    Raises:
+        Refusal: It is computed or fed.
+    """
+    made_by = value.producer()
+    if made_by is not None:
+        raise Refusal(f"{what} '{value.name}' are computed by {label(made_by)}", "expert-weights-computed")
     if value.is_graph_input() and value.is_initializer():
-        raise Refusal(f"the experts' {what} '{value.name}' are an input with a default", "weights-as-inputs")
+        raise Refusal(f"{what} '{value.name}' are an input with a default", "weights-as-inputs")
     if value.const_value is None:
-        raise Refusal(f"the experts' {what} '{value.name}' are an input", "expert-weights-computed")
+        raise Refusal(f"{what} '{value.name}' are an input", "expert-weights-computed")
     tensor = value.const_value
     return Constant("", (), (), tuple(int(size) for size in tensor.shape.numpy()), tensor.dtype, value)
+
+
+def require_unread(values: Iterable[ir.Value], but: Container[ir.Node]) -> None:
+    """Refuse to make other constants of initializers that something reads as they are: both would be stored.
+
+    Args:
+        values: The initializers.
+        but: Nodes that will read them no longer.
+
+    Raises:
+        Refusal: Something does.
+    """
+    for value in values:
+        others = [node for node in consumers(value) if node not in but]
+        if others or value.is_graph_output():
+            told = ", ".join(map(label, others)) or "an output of the model"
+            sentence = f"the weights '{value.name}' would have to be copied: they are also read by {told}"
+            raise Refusal(sentence, "expert-weights-shared", others)

@@ -12,7 +12,7 @@ from ort_moe.experts_config import ExpertsConfig
 from ort_moe.node_kinds import is_experts
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.rewrites.experts.block import ExpertsBlock
-from ort_moe.rewrites.experts.constants import Constant
+from ort_moe.rewrites.experts.constants import Constant, require_unread
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
@@ -52,12 +52,7 @@ def require_own_weights(block: ExpertsBlock, blocks: Sequence[ExpertsBlock]) -> 
     copied = [part for part in parts if part.value is None]
     dying = _dying(blocks) if copied else set()
     for data in copied:
-        for value in data.values:
-            others = [node for node in consumers(value) if node not in dying]
-            if others or value.is_graph_output():
-                told = ", ".join(map(label, others)) or "an output of the model"
-                sentence = f"the weights '{value.name}' would have to be copied: they are also read by {told}"
-                raise Refusal(sentence, "expert-weights-shared", others)
+        require_unread(data.values, dying)
 
 
 def require_valid(block: ExpertsBlock) -> None:

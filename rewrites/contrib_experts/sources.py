@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.rewrites.experts.constants import read_initializer, require_unread
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Refusal
-from ort_moe.rewrites.values import Array, consumers, label
+from ort_moe.rewrites.values import Array
 from ort_moe.streamed_tensor import StreamedTensor, entry_of, let_go
 
 
@@ -57,21 +58,12 @@ def constant_source(value: ir.Value | None, what: str) -> Source:
         Refusal: It is computed or fed, or has no entry for each expert.
     """
     assert value is not None
-    made_by = value.producer()
-    if made_by is not None:
-        raise Refusal(f"{what} '{value.name}' are computed by {label(made_by)}", "expert-weights-computed")
-    if value.is_graph_input() and value.is_initializer():
-        raise Refusal(f"{what} '{value.name}' are an input with a default", "weights-as-inputs")
+    initializer = read_initializer(value, what)
     tensor = value.const_value
-    if tensor is None:
-        raise Refusal(f"{what} '{value.name}' are an input", "expert-weights-computed")
-    return Source(tensor.dtype, sizes(value), lambda expert: entry_of(tensor, expert), (value,), as_it_lies=True)
-
-
-def sizes(value: ir.Value) -> tuple[int, ...]:
-    """Shape of an initializer."""
-    assert value.const_value is not None
-    return tuple(int(size) for size in value.const_value.shape.numpy())
+    assert tensor is not None
+    if not initializer.shape:
+        raise Refusal(f"{what} '{value.name}' have no entry for each expert", "contrib-form")
+    return Source(tensor.dtype, initializer.shape, lambda expert: entry_of(tensor, expert), (value,), as_it_lies=True)
 
 
 def viewed(source: Source, dtype: ir.DataType, shape: tuple[int, ...]) -> Source:
@@ -121,18 +113,14 @@ def require_unshared(sources: Sequence[Source], node: ir.Node) -> None:
     Raises:
         Refusal: Something else reads one that a source is made of anew.
     """
-    for value in (value for source in sources if not source.as_it_lies for value in source.values):
-        others = [user for user in consumers(value) if user is not node]
-        if others or value.is_graph_output():
-            told = ", ".join(map(label, others)) or "an output of the model"
-            sentence = f"the weights '{value.name}' would have to be copied: they are also read by {told}"
-            raise Refusal(sentence, "expert-weights-shared", others)
+    require_unread([value for source in sources if not source.as_it_lies for value in source.values], [node])
 
 
 def register(graph: ir.Graph, source: Source, suffix: str, names: Names) -> ir.Value:
     """The value that a fused node reads: the initializer itself, or a new one that is made when it is written."""
     (first, *_) = source.values
-    if source.as_it_lies and first.dtype == source.dtype and sizes(first) == source.shape:
+    assert first.const_value is not None
+    if source.as_it_lies and first.dtype == source.dtype and tuple(first.const_value.shape.numpy()) == source.shape:
         return first
     name = names.unused(f"{source.base}_{suffix}")
     shape, tensor = ir.Shape(source.shape), first.const_value
