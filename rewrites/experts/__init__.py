@@ -18,6 +18,7 @@ from ort_moe.rewrites.experts.constants import Constant
 from ort_moe.rewrites.experts.einsum import spell_einsums
 from ort_moe.rewrites.experts.node import replace, require_alone, require_own_weights, require_valid
 from ort_moe.rewrites.experts.residual import absorb_behind
+from ort_moe.rewrites.experts.split_tokens import join_tokens
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import is_op
@@ -75,6 +76,7 @@ def fuse_experts(model: ir.Model, chosen: Collection[str], only: Collection[str]
     """
     if EXPERTS_RULES.keys() & set(chosen):
         spell_einsums(model)
+        join_tokens(model)
     fused: list[ir.Node] = []
     refused: dict[ir.Node, Refusal] = {}
     applied: dict[str, int] = {}

@@ -50,6 +50,21 @@ ON_OUTPUT = changed(
     sum="\n y = ReduceSum <keepdims = 0> (weighted, zero)",
 )
 
+SPLIT = changed(
+    ON_OUTPUT,
+    weigh="""
+        made4 = Reshape (made2, split_shape)
+        apart = Reshape (by_expert, split_weights)
+        column = Unsqueeze (apart, minus1)
+        weighted = Mul (made4, column)""",
+    sum="\n y4 = ReduceSum <keepdims = 0> (weighted, zero)\n y = Reshape (y4, flat)",
+    constants={
+        "split_shape": np.array([EXPERTS, 3, -1, HIDDEN], np.int64),
+        "split_weights": np.array([EXPERTS, 3, -1], np.int64),
+        "flat": np.array([-1, HIDDEN], np.int64),
+    },
+)
+
 BIAS_ROWS = "\n row1 = Unsqueeze (bias1, one)\n row2 = Unsqueeze (bias2, one)"
 
 
@@ -59,6 +74,12 @@ def test_weights_on_the_input() -> None:
 
 def test_weights_on_the_output() -> None:
     assert_fuses(ON_OUTPUT, {"weight_on": "output", "activation": "silu", "gated": 1})
+
+
+def test_tokens_split_into_two_axes() -> None:
+    """As GPT-OSS's experts leave exporters that compute all of them."""
+    model = assert_fuses(SPLIT, {"weight_on": "output"})
+    assert not {"Mul", "ReduceSum", "MatMul"} & {node.op_type for node in list(model.graph)[2:]}
 
 
 def test_rows_of_their_own_axis() -> None:
