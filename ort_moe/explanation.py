@@ -77,7 +77,7 @@ class Explanation(Printable):
             choice = "makes the choice itself" if each.router == each.node else "of no known choice"
             parts += [Text.assemble((each.node, "bold"), f" {choice}"), *_experts_parts(each)]
         if not self.sites and not self.experts:
-            parts.append(Text("no router found, and no other TopK: there is nothing to fuse"))
+            parts.append(Text("no router in standard nodes, and no other TopK: there is nothing to fuse"))
         for finding in self.findings:
             parts += [Text("the model", style="bold"), *finding_parts(finding)]
         return Group(*parts)

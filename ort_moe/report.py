@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ort_moe.explanation import (
     finding_to_dict,
     site_to_dict,
 )
+from ort_moe.node_kinds import CONTRIB, CONTRIB_MOE
 from ort_moe.printable import Printable, paragraph, table
 from ort_moe.router_wording import phrase
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 4
 """Version of the JSON document; any change of its form raises it."""
+
+USUAL_TARGET = "cuda"
+"""Of `optimize` and `explain`, where none is named."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,9 @@ class Report(Printable):
             return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}, {self._experts_clause()}"
         if self.already_fused:
             return f"{self.source}: already optimised ({_count(self.already_fused, 'fused router')}), nothing changed"
+        blocks = sum(self.operators_before.get(f"{CONTRIB}::{op_type}", 0) for op_type in CONTRIB_MOE)
+        if self.target == "contrib" and blocks:
+            return f"{self.source}: in ONNX Runtime's own nodes already ({_count(blocks, 'block')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"
 
     def _experts_clause(self) -> str:
@@ -171,7 +179,11 @@ class Report(Printable):
         findings = [finding for site in self.sites for finding in site.findings]
         findings += [finding for each in self.experts for finding in each.findings]
         if any(finding.reason.slug != "topk-not-a-router" for finding in findings):
-            parts.append(paragraph(f"`ort-moe explain {self.source}` tells why, and what to do about it", indent=2))
+            options = f" --target {self.target}" if self.target != USUAL_TARGET else ""
+            command = f"`ort-moe explain {shlex.quote(self.source)}{options}`"
+            if any(finding.reason.slug == "rule-left-out" for finding in findings):
+                command = "the same command with `--explain`"  # which alone knows what rules were left out
+            parts.append(paragraph(f"{command} tells why, and what to do about it", indent=2))
         return parts
 
     def _operators_line(self) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 import models.fixtures
@@ -17,6 +20,7 @@ from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.optimization import optimize
 from ort_moe.rewrites import RULES
 from ort_moe.verification import SiteCheck, Verification
+from tests.contrib_models import ContribCase
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.large_models import LargeModel
 
@@ -75,7 +79,24 @@ def test_what_was_not_fused_is_told(ort_moe: Command, classifier: Path) -> None:
 def test_where_to_read_more(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("optimize", source, "--dry-run", "--skip", "seed-topk")
     assert "  left as it is: OM008 rule-left-out (choice)\n" in outcome.out
-    assert f"`ort-moe explain {source}` tells why, and what to do about it" in outcome.out
+    assert "the same command with `--explain` tells why, and what to do about it" in outcome.out
+    assert "OM008" in ort_moe("optimize", source, "--dry-run", "--skip", "seed-topk", "--explain").out
+
+
+def test_the_command_that_tells_more_tells_of_the_same_target(ort_moe: Command, tmp_path: Path) -> None:
+    source = tmp_path / "a model.onnx"
+    source.write_bytes(models.fixtures.get("glm4_moe_block_dynamo_fp32").path.read_bytes())
+    outcome = ort_moe("optimize", source, "--dry-run", "--target", "contrib")
+    command = re.search(r"`ort-moe (.*)` tells why, and what to do about it", outcome.out)
+    assert command is not None
+    assert "OM024" in ort_moe(*shlex.split(command[1])).out
+
+
+def test_contrib_nodes_for_contrib(ort_moe: Command, tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    onnx.save(ContribCase().model(), source)
+    outcome = ort_moe("optimize", source, "--dry-run", "--target", "contrib")
+    assert "in ONNX Runtime's own nodes already (1 block), nothing changed" in outcome.out
 
 
 def test_report(ort_moe: Command, source: Path) -> None:
