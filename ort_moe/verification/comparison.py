@@ -20,7 +20,7 @@ from ort_moe.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
-from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, is_converted
+from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, packed_since
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
@@ -107,7 +107,7 @@ class _Comparison:
         self.tolerance = _tolerance(original.model, candidate.model)
         # Packed weights differ from the original's: what they do to the outputs has a limit of its own, by norm, and
         # choices behind them differ where experts are as close.
-        self.packed = [node for node in ours if is_converted(node)]
+        self.packed = packed_since(original.model, candidate.model)
         if self.packed:
             outputs = max(END_TO_END[node.attributes["weight_format"].as_string()] for node in self.packed)
             self.tolerance = replace(self.tolerance, outputs=outputs, tie=max(map(from_original, self.packed)))

@@ -7,13 +7,13 @@ as far as the format allows.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.node_kinds import is_experts
 from ort_moe.ops import FUSED_EXPERTS
-from ort_moe.verification.packed_reference import distance, from_original, is_converted, meant
+from ort_moe.verification.packed_reference import distance, from_original, meant, packed_since
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, unscaled, ways_to_run
 from ort_moe.verification.tolerance import coarsest, relative_difference
@@ -41,12 +41,14 @@ class FusedExpertsSite:
             have it in another type, or as another view.
         returned: Name of what it returns, perhaps as another view, in both models.
         factor: What its weights are to the original's: what that multiplies the experts' results with.
+        is_packed: Whether its weights were packed, and the original's are not.
     """
 
     node: ir.Node
     fed: Mapping[str, str]
     returned: str
     factor: float = 1.0
+    is_packed: bool = False
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ def find_experts(
         optimized: What came of it.
         without: Nodes that are looked at elsewhere.
     """
-    known = names_in(original)
+    known, packed = names_in(original), packed_since(original, optimized)
     sites: list[FusedExpertsSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
         if is_experts(node) and node not in without:
@@ -77,7 +79,7 @@ def find_experts(
             if isinstance(site, str):
                 sites.append(SiteCheck(node.name or "", "skipped", detail=site, what=WHAT))
             else:
-                sites.append(site)
+                sites.append(replace(site, is_packed=node in packed))
     return sites
 
 
@@ -149,11 +151,11 @@ def check_experts(
     if not ways:
         return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE, what=WHAT)
     change: float | None = None
-    calls = [_call(site, values, _MOST_ROWS_AS_MEANT if is_converted(site.node) else None) for values in captured]
+    calls = [_call(site, values, _MOST_ROWS_AS_MEANT if site.is_packed else None) for values in captured]
     types = [
         {str(y.dtype), str(values[site.fed["weights"]].dtype)} for (_, y), values in zip(calls, captured, strict=True)
     ]
-    if is_converted(site.node):
+    if site.is_packed:
         # What packing the weights did is held to a limit of its own; what is made of them, to the usual one.
         as_meant = [(feeds, meant(site.node, feeds)) for feeds, _ in calls]
         change = _change(

@@ -34,6 +34,15 @@ def is_converted(node: ir.Node) -> bool:
     return is_experts(node) and CONVERTED_FROM in node.metadata_props
 
 
+def packed_since(original: ir.Model, optimized: ir.Model) -> frozenset[ir.Node]:
+    """The nodes of the optimised model whose weights were packed after the original was made.
+
+    What the original has packed already must come out as it does there.
+    """
+    before = {node.name for node in original.graph.all_nodes() if is_converted(node)}
+    return frozenset(node for node in optimized.graph.all_nodes() if is_converted(node) and node.name not in before)
+
+
 def from_original(node: ir.Node) -> float:
     """How far what a converted node returns may be from the original's, by norm, relative."""
     return FROM_ORIGINAL[node.attributes["weight_format"].as_string()]

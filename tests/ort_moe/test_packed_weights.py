@@ -16,6 +16,7 @@ import ort_moe
 from ort_moe.errors import OutputError
 from ort_moe.model_io import data_files, load_model
 from ort_moe.optimization import optimize
+from ort_moe.verification.tolerance import TOLERANCES
 from ort_moe.weights_file import WeightsFile
 from tests.ort_moe.large_models import LargeModel
 from tests.ort_moe.test_json_schemas import check
@@ -97,6 +98,9 @@ def test_already_optimised(source: Path) -> None:
     report = optimize(dense, packed, weights="int8", block_size=64)
     assert report.matched
     assert len(report.conversions) == 2
+    again_verified = ort_moe.verify(packed, packed)
+    assert (again_verified.measure, again_verified.tolerance) == ("largest", TOLERANCES["float16"].outputs)
+    assert all(site.change is None for site in again_verified.sites)
     report = optimize(packed, again, weights="nvfp4")
     assert not report.matched
     assert "weights not packed: they are packed already, in int8" in " ".join(str(report).split())
