@@ -100,7 +100,7 @@ def explain(
 
     Raises:
         ModelError: The model cannot be read.
-        ValueError: A rule name is unknown.
+        ValueError: A rule name or the target is unknown.
     """
     from ort_moe.model_io import load_model
     from ort_moe.rewrites import rewrite
