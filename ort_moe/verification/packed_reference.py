@@ -85,10 +85,16 @@ def _layer(node: ir.Node, name: str, expert: int) -> Any:
 
 
 def distance(got: Any, expected: Any) -> float:
-    """Norm of the difference, relative to that of what was expected; 0 where both are 0."""
+    """Norm of the difference, relative to that of what was expected; 0 where both are 0.
+
+    NaN equals NaN and infinities equal themselves; where only one of two is not finite, it is infinite.
+    """
     import numpy as np
 
     a, b = got.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
-    norm = float(np.linalg.norm(b))
-    difference = float(np.linalg.norm(a - b))
+    finite = np.isfinite(b)
+    if not (np.isfinite(a) == finite).all() or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    norm = float(np.linalg.norm(b[finite]))
+    difference = float(np.linalg.norm(a[finite] - b[finite]))
     return difference / norm if norm else float("inf") if difference else 0.0
