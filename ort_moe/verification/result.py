@@ -56,7 +56,7 @@ class Verification(Printable):
         tolerance: What was allowed end to end, relative.
         notes: How it was run.
         measure: What differences end to end are: `largest`, relative to the largest magnitude; `norm`, of the
-            difference, relative to that of the output, where experts' weights were packed.
+            difference, relative to the smaller one of the two outputs', where experts' weights were packed.
     """
 
     reference: str

@@ -150,3 +150,17 @@ def test_codes_that_mean_something_else(source: Path, tmp_path: Path) -> None:
     assert verification.failure is not None
     told = r"its weights were packed, which changes its rows by \d\.\de\+00 of their norm \(allowed 0\.7\)"
     assert re.search(told, verification.failure)
+
+
+def test_outputs_of_zeros(source: Path, tmp_path: Path) -> None:
+    """Whatever may be lost to packing: nothing is not what the original returns."""
+    output = tmp_path / "out.onnx"
+    optimize(source, output, weights="nvfp4")
+    proto = onnx.load(output, load_external_data=False)
+    for node in proto.graph.node:
+        node.output[:] = ["all" if name == "y" else name for name in node.output]
+    proto.graph.node.append(onnx.helper.make_node("Sub", ["all", "all"], ["y"]))
+    onnx.save(proto, output)
+    failure = ort_moe.verify(source, output).failure
+    assert failure is not None
+    assert "output 'y' differs by inf of its norm" in failure
