@@ -90,7 +90,7 @@ def rename_locations(path: Path, names: Mapping[str, str]) -> None:
     import onnx
 
     proto = onnx.load(path, format="protobuf", load_external_data=False)
-    for entry in (entry for tensor in _tensors(proto.graph) for entry in tensor.external_data):
+    for entry in (entry for tensor in tensors_of(proto.graph) for entry in tensor.external_data):
         if entry.key == "location":
             entry.value = names.get(entry.value, entry.value)
     onnx.save(proto, path, format="protobuf")
@@ -102,9 +102,9 @@ def _initializers(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.initializers.values()
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The same of a model on disk."""
+def tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The initializers of a graph on disk, and of the bodies in it."""
     yield from graph.initializer
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from _tensors(body)
+            yield from tensors_of(body)

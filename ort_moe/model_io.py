@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
-from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations
+from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations, tensors_of
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def load_model(path: str | os.PathLike[str]) -> ir.Model:
     if _holds_sparse_tensors(proto.graph):
         raise ModelError(f"{path} holds sparse tensors, which ort-moe cannot read: make them dense first")
     _check_versions(path, proto)
+    _check_places(path, proto)
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds for a proto that parses but makes no sense
@@ -364,6 +365,17 @@ def _check_versions(path: Path, proto: object) -> None:
         ) from error
 
 
+def _check_places(path: Path, proto: onnx.ModelProto) -> None:
+    """Looks whether offsets and lengths of external data are numbers of bytes, which onnx_ir takes for granted."""
+    for tensor in tensors_of(proto.graph):
+        for entry in tensor.external_data:
+            if entry.key in ("offset", "length") and not (entry.value.isascii() and entry.value.isdecimal()):
+                raise ModelError(
+                    f"{path}: the {entry.key} of tensor '{tensor.name}' in external data is '{entry.value}', "
+                    "expected is a number of bytes"
+                )
+
+
 def _check_external_data(path: Path, model: ir.Model) -> None:
     missing: dict[str, int] = {}
     for tensor in external_tensors(model):
@@ -376,7 +388,12 @@ def _check_external_data(path: Path, model: ir.Model) -> None:
         if not data.is_file():
             missing[location] = missing.get(location, 0) + 1
             continue
-        end = (tensor.offset or 0) + (tensor.length if tensor.length is not None else tensor.nbytes)
+        if tensor.length not in (None, tensor.nbytes):
+            raise ModelError(
+                f"{path}: tensor '{tensor.name}' has {tensor.nbytes} bytes, but {tensor.length} in external data "
+                f"'{location}'"
+            )
+        end = (tensor.offset or 0) + tensor.nbytes
         size = data.stat().st_size
         if end > size:
             raise ModelError(

@@ -97,6 +97,28 @@ class TestReading:
         with pytest.raises(ModelError, match=r"'weights\.bin' is cut short: tensor '.*' ends at byte \d+"):
             load_model(source)
 
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            (
+                "offset",
+                "-4096",
+                r"the offset of tensor '\w+' in external data is '-4096', expected is a number of bytes",
+            ),
+            ("length", "many", r"the length of tensor '\w+' in external data is 'many', expected is a number of bytes"),
+            ("length", "12", r"tensor '\w+' has \d+ bytes, but 12 in external data 'weights\.bin'"),
+        ],
+    )
+    def test_place_in_external_data(self, source: Path, key: str, value: str, message: str) -> None:
+        model = onnx.load(source, load_external_data=False)
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == key:
+                    entry.value = value
+        source.write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match=message):
+            load_model(source)
+
     def test_external_data_outside(self, source: Path) -> None:
         model = onnx.load(source, load_external_data=False)
         for tensor in model.graph.initializer:
