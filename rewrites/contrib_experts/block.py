@@ -127,6 +127,12 @@ def read(node: ir.Node, target: str) -> ContribBlock:
             "with normalize_routing_weights = 0, ONNX Runtime's CPU kernel for integers normalises, and others do not"
         )
         raise Refusal(sentence, "contrib-form")
+    if _weighs_otherwise(node) and "router_weights" in given:
+        sentence = (
+            "with normalize_routing_weights = 1, ONNX Runtime's CPU kernel for nvfp4 leaves router_weights as they are "
+            "and that for integers normalises them"
+        )
+        raise Refusal(sentence, "contrib-form")
     x, logits = given["input"], given["router_probs"]
     first = constant_source(given["fc1_experts_weights"], "the weights of fc1")
     second = constant_source(given["fc2_experts_weights"], "the weights of fc2")
@@ -197,6 +203,12 @@ def _mixes_otherwise(node: ir.Node) -> bool:
     """Whether the kernels disagree on the weights of the chosen: measured on ONNX Runtime 1.32."""
     kind = node.attributes.get_string("quant_type", "int")
     return node.op_type == "QMoE" and kind == "int" and not integer(node, "normalize_routing_weights", 0)
+
+
+def _weighs_otherwise(node: ir.Node) -> bool:
+    """Whether the kernels disagree on router weights: measured on ONNX Runtime 1.32."""
+    kind = node.attributes.get_string("quant_type", "int")
+    return node.op_type == "QMoE" and kind == "nvfp4" and bool(integer(node, "normalize_routing_weights", 0))
 
 
 def _type(given: Mapping[str, ir.Value]) -> ir.DataType:

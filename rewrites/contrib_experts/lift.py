@@ -145,7 +145,9 @@ class _Writer(Writer):
     def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
         """The value in another's shape."""
         shape = self.insert("Shape", [other], {}, ir.DataType.INT64, None)
-        return self.insert("Reshape", [value, shape], {}, value.dtype, other.shape)
+        # Without it a length of 0, such as that of no tokens, stands for the length that is there.
+        plainly = {"allowzero": 1} if self._graph.opset_imports.get("", 0) >= 14 else {}
+        return self.insert("Reshape", [value, shape], plainly, value.dtype, other.shape)
 
 
 def _choice_shape(block: ContribBlock) -> ir.Shape:

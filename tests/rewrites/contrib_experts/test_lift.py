@@ -208,6 +208,22 @@ def test_weights_in_external_data_are_read_where_they_lie(tmp_path: Any) -> None
     assert difference(got, run(case.dense(), case.feeds())) <= TOLERANCE["float32"]
 
 
+def test_weights_that_stay_as_they_are() -> None:
+    """The CPU's kernel for nvfp4 takes router weights that are not to be normalised as all others do."""
+    case = ContribCase(weight_format="nvfp4", layout="K", router_weights=True, normalize=0)
+    model, _ = lift(case)
+    got = run(ir.to_proto(model), case.feeds(), with_library=True)
+    assert difference(got, run(case.model(), case.feeds())) <= COARSE
+
+
+@pytest.mark.parametrize("with_library", [False, True])
+def test_no_tokens(with_library: bool) -> None:
+    case = ContribCase(rank=3)
+    model, _ = lift(case)
+    got = run(ir.to_proto(model), case.feeds(0), with_library=with_library)
+    assert got.shape == (1, 0, HIDDEN)
+
+
 def test_a_router_of_router_weights_grows() -> None:
     """`router_probs` = scores + bias and `router_weights` = scores are a FusedRouter with a bias."""
     case = ContribCase(weight_format="int4", router_weights=True)
@@ -246,6 +262,12 @@ def test_a_router_of_router_weights_grows() -> None:
         (ContribCase(attributes={"swiglu_limit_after_activation": 1}), "cpu", "contrib-form", "limit_after"),
         (ContribCase(attributes={"swiglu_limit": 0.0}), "cpu", "contrib-form", "swiglu_limit is 0"),
         (ContribCase(fusion=0), "cpu", "contrib-form", "without an fc3"),
+        (
+            ContribCase(weight_format="nvfp4", layout="K", router_weights=True),
+            "cpu",
+            "contrib-form",
+            "nvfp4 leaves router_weights as they are",
+        ),
         (ContribCase("relu", 1, weight_format="int4"), "cpu", "contrib-form", "relu with swiglu_fusion = 1"),
         (ContribCase("gelu", None, separate=True), "cpu", "contrib-form", "gelu with an fc3"),
         (ContribCase(activation="tanh", fusion=None), "cpu", "contrib-form", "'tanh'"),
