@@ -69,11 +69,13 @@ def plain(value: ir.Value, dtype: ir.DataType) -> ir.Value:
 
 
 def require_choices(indices: ir.Value, weights: ir.Value, k: int) -> None:
-    """Refuse choices and weights of which there are not k for each token.
+    """Refuse choices and weights of which there are not k for each token, or none.
 
     Raises:
         Refusal: There are others.
     """
+    if k < 1:
+        raise Refusal(f"{named(indices)} chooses no expert for any token", "experts-form")
     for value, what in ((indices, "chosen"), (weights, "weighed")):
         if dim(value, -1) != k:
             told = "an unknown number" if dim(value, -1) is None else dim(value, -1)

@@ -157,3 +157,8 @@ def test_experts_counted_from_the_end() -> None:
 
 def test_views_that_change_nothing() -> None:
     assert_fuses(STAYING["rows regrouped between the layers"][0], {"weight_on": "input"})
+
+
+def test_no_choices() -> None:
+    experts = changed(ON_OUTPUT, constants={"k": np.array([0], np.int64)})
+    assert_stays(experts, "experts-form", "chooses no expert for any token")
