@@ -18,8 +18,6 @@ _SMALL = 256
 """Bytes up to which a tensor is never put into external data."""
 _MOST_INLINE = 1 << 30
 """Bytes of weights up to which a model without external data stays one file; Protocol Buffers end at twice as many."""
-_PAGE = 4096
-"""Bytes to whose multiples weights are aligned in a file, so that they can be mapped."""
 
 
 def is_fresh(tensor: ir.TensorProtocol | None, folder: Path) -> bool:
@@ -65,12 +63,14 @@ def placed(model: ir.Model, folder: Path, apart: Sequence[ir.Value], path: Path)
     """
     import onnx_ir as ir
 
+    from ort_moe.weights_file import PAGE
+
     before = {value: value.const_value for value in _initializers(model)}
     tensors = {id(value.const_value): value.const_value for value in apart if value.const_value is not None}
     written: dict[int, ir.TensorProtocol] = {}
     if tensors:
         external = ir.external_data.convert_tensors_to_external(
-            [*tensors.values()], path.parent, path.name, alignment=_PAGE, align_threshold=_PAGE
+            [*tensors.values()], path.parent, path.name, alignment=PAGE, align_threshold=PAGE
         )
         written.update(zip(tensors, external, strict=True))
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-_PAGE = 4096
+PAGE = 4096
 """Bytes to whose multiples tensors are aligned, so that they can be mapped."""
 
 
@@ -37,7 +37,7 @@ class WeightsFile:
         tensor = ir.ExternalTensor(
             self._path.name, self._end, length, element, shape=ir.Shape(shape), name=name, base_dir=self._path.parent
         )
-        self._end = -(-(self._end + length) // _PAGE) * _PAGE
+        self._end = -(-(self._end + length) // PAGE) * PAGE
         return tensor
 
     def write(self, tensor: ir.ExternalTensor, first: int, entries: npt.NDArray[Any]) -> None:

@@ -14,7 +14,7 @@ from ort_moe.errors import ModelError
 from ort_moe.node_kinds import is_contrib_moe
 from ort_moe.verification.packed_reference import from_original, is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
-from ort_moe.verification.site import SiteCheck, has_body, names_in
+from ort_moe.verification.site import MOST_ROWS_BY_BODY, SiteCheck, has_body, names_in
 from ort_moe.verification.tolerance import Tolerance, coarsest, near_tied
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ WHAT = "contrib block"
 
 _MOST_NODES = 64
 """Nodes that stand for a contrib node: a router before it grew, and its experts, take a dozen."""
-_MOST_ROWS_BY_BODY = 4
-"""Rows for which a function body runs: it copies the matrices of every choice of each."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def check_block(
         rows, ties, ran = 0, 0, True
         run: Run | None = None
         for values in captured:
-            most = None if with_library or not ours else _MOST_ROWS_BY_BODY
+            most = None if with_library or not ours else MOST_ROWS_BY_BODY
             feeds, expected, tied = _call(site, values, most)
             try:
                 run = run or _run_alone(site, feeds, expected, optimized, with_library)

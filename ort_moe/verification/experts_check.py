@@ -15,7 +15,16 @@ from ort_moe.node_kinds import is_experts
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.verification.packed_reference import distance, from_original, meant, packed_since
 from ort_moe.verification.runnable_model import Run, RunnableModel
-from ort_moe.verification.site import RUNS_NOWHERE, SiteCheck, named_alike, names_in, run_alone, unscaled, ways_to_run
+from ort_moe.verification.site import (
+    MOST_ROWS_BY_BODY,
+    RUNS_NOWHERE,
+    SiteCheck,
+    named_alike,
+    names_in,
+    run_alone,
+    unscaled,
+    ways_to_run,
+)
 from ort_moe.verification.tolerance import coarsest, relative_difference
 
 if TYPE_CHECKING:
@@ -25,8 +34,6 @@ WHAT = "layer of experts"
 
 _FED = ("x", "weights", "indices")
 _INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
-_MOST_ROWS_BY_BODY = 4
-"""Rows for which a function body runs: it copies the matrices of every choice of each."""
 _MOST_ROWS_AS_MEANT = 8
 """Rows of a run for which packed weights are unpacked here."""
 
@@ -172,7 +179,7 @@ def check_experts(
         rows = 0
         run: Run | None = None
         for (fed, returned), dtypes in zip(calls, types, strict=True):
-            most = None if with_library else _MOST_ROWS_BY_BODY
+            most = None if with_library else MOST_ROWS_BY_BODY
             feeds, expected = {name: array[:most] for name, array in fed.items()}, returned[:most]
             tolerance = coarsest(dtypes).experts
             try:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Status = Literal["passed", "failed", "skipped"]
 
+MOST_ROWS_BY_BODY = 4
+"""Rows for which a function body runs: it copies the matrices of every choice of each."""
+
 RUNS_NOWHERE = "it has no function body, and our library is not there"
 """Why a node is skipped that has no way to run."""
 
