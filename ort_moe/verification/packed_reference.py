@@ -87,10 +87,13 @@ def _layer(node: ir.Node, name: str, expert: int) -> Any:
 def distance(got: Any, expected: Any) -> float:
     """Norm of the difference, relative to that of what was expected; 0 where both are 0.
 
-    NaN equals NaN and infinities equal themselves; where only one of two is not finite, it is infinite.
+    NaN equals NaN and infinities equal themselves; where only one of two is not finite, or the shapes differ, it is
+    infinite.
     """
     import numpy as np
 
+    if got.shape != expected.shape:
+        return float("inf")
     a, b = got.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
     finite = np.isfinite(b)
     if not (np.isfinite(a) == finite).all() or not np.array_equal(a[~finite], b[~finite], equal_nan=True):

@@ -13,6 +13,7 @@ NAN, INF = np.nan, np.inf
 @pytest.mark.parametrize(
     ("got", "expected", "told"),
     [
+        ([1.0, 2.0], [1.0], INF),
         ([3.0, 4.5], [3.0, 4.0], 0.1),
         ([0.0, 0.0], [0.0, 0.0], 0.0),
         ([0.0, 1.0], [0.0, 0.0], INF),
