@@ -54,7 +54,7 @@ class Verification(Printable):
         sites: One check for each fused node, in graph order.
         shapes: One check for each shape; empty where a site failed already.
         tolerance: What was allowed end to end, relative.
-        notes: How it was run.
+        notes: How it was run: where, by what, and then what was not run as it is in the models.
         measure: What differences end to end are: `largest`, relative to the largest magnitude; `norm`, of the
             difference, relative to the smaller one of the two outputs', where experts' weights were packed.
     """
@@ -135,6 +135,7 @@ class Verification(Printable):
             f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
             f"within {difference:.1e} of {self._of} (allowed {self.tolerance:{'g' if self._packed else '.0e'}})"
             f"{'; not compared: ' if others else ''}{', '.join(others)}"
+            f"{''.join(f'; {note}' for note in self.notes[2:])}"
         )
 
     @property

@@ -260,6 +260,7 @@ def test_bfloat16_is_widened(tmp_path: Path) -> None:
     assert verification.passed
     assert verification.sites[0].status == "passed"
     assert any("bfloat16 widened" in note for note in verification.notes)
+    assert verification.summary.endswith("; bfloat16 widened to float32, which the CPU can run")
 
 
 def test_model_without_fused_nodes(tmp_path: Path) -> None:
