@@ -104,6 +104,8 @@ class Constant:
         if self.value is not None:
             assert self.value.const_value is not None
             return entry_of(self.value.const_value, place)
+        if self.op in ("cut", "taken") and self.given[0] == 0:
+            return self.of[0]._at(self._picked(place))
         if not self._keeps_first_axis():
             entry: Array = self._whole()[place]
             return entry
@@ -146,6 +148,11 @@ class Constant:
             case "transposed" | "cut" | "taken":
                 return (self.given[0] == 0) == (self.op == "transposed")
         return self.op != "entry"
+
+    def _picked(self, place: int) -> int:
+        """Of entries of the first axis that are cut or taken, the place of one in what they are of."""
+        _, *given = self.given
+        return given[place] if self.op == "taken" else given[0] + place * given[2]
 
     def _part(self, place: int) -> tuple[Constant, int]:
         """Of parts along the first axis, the one that holds an entry, and its place there."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ort_moe.rewrites.experts.constants import Constant, join
+from ort_moe.streamed_tensor import StreamedTensor
 from tests.rewrites.blocks import EXPERTS, HIDDEN
 from tests.rewrites.experts.experts_models import FC1, INNER, Experts, assert_fuses, fuse
 
@@ -122,3 +123,19 @@ def test_numbers_of_one_entry(axis: int) -> None:
     ):
         assert turned.shape == there.shape
         np.testing.assert_array_equal(np.stack([turned.numbers(place) for place in range(turned.shape[0])]), there)
+
+
+def test_some_entries_are_made_one_by_one() -> None:
+    """What they are cut from is not made as a whole."""
+    asked: list[int] = []
+
+    def entry(number: int) -> np.ndarray[Any, Any]:
+        asked.append(number)
+        return STACK[number]
+
+    tensor = StreamedTensor(entry, ir.DataType.FLOAT, ir.Shape(STACK.shape), "w")
+    whole = Constant("", (), (), STACK.shape, ir.DataType.FLOAT, ir.Value(name="w", const_value=tensor))
+    some = whole.cast(ir.DataType.FLOAT16).cut(0, 1, EXPERTS, 2)
+    np.testing.assert_array_equal(some.numbers(1), STACK[3].astype(np.float16))
+    np.testing.assert_array_equal(whole.taken(0, [4, 2]).numbers(0), STACK[4])
+    assert asked == [3, 4]
