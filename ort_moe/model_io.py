@@ -97,6 +97,22 @@ def data_files(model: ir.Model) -> dict[str, Path]:
     return {os.fspath(t.location): Path(t.path) for t in external_tensors(model)}
 
 
+def check_links(path: str | os.PathLike[str], model: ir.Model) -> None:
+    """Looks whether the weights of a model can be read and its output can share their files.
+
+    Raises:
+        ModelError: A file is a link out of the model's folder, which neither onnx_ir nor ONNX Runtime reads everywhere.
+    """
+    path = Path(os.path.abspath(path))
+    folder = os.path.realpath(path.parent)
+    for location, file in data_files(model).items():
+        if not Path(os.path.realpath(file)).is_relative_to(folder):
+            raise ModelError(
+                f"{path}: external data '{location}' is a link to another folder, through which weights are not read: "
+                "copy the model and its data to one folder with `cp -L`"
+            )
+
+
 class StagedModel:
     """A complete model beside its target, moved into place by `commit` and deleted where that does not come.
 

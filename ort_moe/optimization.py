@@ -72,7 +72,7 @@ def optimize(
         VerificationError: The results differ, or were NaN throughout or near ties; nothing was put in place.
         ValueError: A rule name, the target or the format of weights is unknown, or has no such blocks or zero points.
     """
-    from ort_moe.model_io import StagedModel, check_target, load_model
+    from ort_moe.model_io import StagedModel, check_links, check_target, load_model
     from ort_moe.report import Report, count_operators
     from ort_moe.rewrites import TARGETS, rewrite
     from ort_moe.rewrites.conversion import told_as_packed
@@ -85,6 +85,7 @@ def optimize(
     if output is not None:
         check_target(output, source=source, external_data=external_data, force=force)
     model = load_model(source)
+    check_links(source, model)
     before = count_operators(model)
     fused_before = _fused(model)
     result = rewrite(model, rules=rules, skip=skip, target=target)

@@ -13,7 +13,7 @@ import pytest
 
 import models.fixtures
 import ort_moe
-from ort_moe.errors import OutputError
+from ort_moe.errors import ModelError, OutputError
 from ort_moe.model_io import data_files, load_model
 from ort_moe.optimization import optimize
 from ort_moe.verification.tolerance import TOLERANCES
@@ -38,6 +38,17 @@ def source(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
     folder.mkdir()
     return SMALL.write(folder / "model.onnx")
+
+
+def test_weights_behind_a_link(source: Path, tmp_path: Path) -> None:
+    """As in Hugging Face's cache."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for path in data_files(load_model(source)).values():
+        path.symlink_to(path.rename(cache / path.name))
+    with pytest.raises(ModelError, match=r"is a link to another folder, .* with `cp -L`"):
+        optimize(source, tmp_path / "out.onnx", weights="nvfp4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "in"]
 
 
 @pytest.mark.parametrize("weights", OPTIONS)
