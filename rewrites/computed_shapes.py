@@ -102,7 +102,7 @@ def _is_inferred(length: int | ir.SymbolicDim) -> bool:
 
 def _reshape_target(reshape: ir.Node) -> list[int] | None:
     """The target by constants; None where it tells more than they could."""
-    x, entries = reshape.inputs[0], _entries(reshape.inputs[1])
+    x, entries = reshape.inputs[0], target_entries(reshape.inputs[1])
     if x is None or x.shape is None or entries is None or integer(reshape, "allowzero", 0):
         return None
     if 0 in entries or entries.count(-1) > 1:
@@ -127,7 +127,7 @@ def _reshape_target(reshape: ir.Node) -> list[int] | None:
 def _expand_target(expand: ir.Node) -> list[int] | None:
     """The target by constants, 1 for a length that stays; None where it tells more than they could."""
     x, target = expand.inputs[0], expand.inputs[1]
-    entries = _entries(target) or _entries_but_minus_ones(target)
+    entries = target_entries(target) or _entries_but_minus_ones(target)
     known = rank(x)
     if x is None or x.shape is None or known is None or entries is None or len(entries) < known:
         return None
@@ -143,8 +143,8 @@ def _expand_target(expand: ir.Node) -> list[int] | None:
     return fixed
 
 
-def _entries(target: ir.Value | None) -> list[int | Length] | None:
-    """What is joined to a shape, where all of it are constants and lengths that are looked up."""
+def target_entries(target: ir.Value | None) -> list[int | Length] | None:
+    """What is joined to the target of a Reshape or an Expand, if it is all constants and lengths that are looked up."""
     concat = None if target is None else producer(through(target, RESHAPING), "Concat")
     entries: list[int | Length] = []
     for value in () if concat is None else concat.inputs:
@@ -162,8 +162,8 @@ def _entries_but_minus_ones(target: ir.Value | None) -> list[int | Length] | Non
     test = None if where is None else producer(where.inputs[0], "Equal")
     if where is None or test is None or _filling(test.inputs[1]) != -1.0 or _filling(where.inputs[1]) != 1.0:
         return None
-    entries = _entries(where.inputs[2])
-    if entries is None or _entries(test.inputs[0]) != entries:
+    entries = target_entries(where.inputs[2])
+    if entries is None or target_entries(test.inputs[0]) != entries:
         return None
     return [1 if entry == -1 else entry for entry in entries]
 

@@ -9,10 +9,23 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.rewrites.computed_shapes import Length, target_entries
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.names import Names
-from ort_moe.rewrites.values import FLOATS, RESHAPING, axes, dim, integer, is_op, operands, producer, rank, through
+from ort_moe.rewrites.values import (
+    FLOATS,
+    RESHAPING,
+    axes,
+    dim,
+    integer,
+    is_op,
+    is_same_length,
+    operands,
+    producer,
+    rank,
+    through,
+)
 
 
 def join_tokens(model: ir.Model) -> int:
@@ -47,14 +60,43 @@ def join_tokens(model: ir.Model) -> int:
 def _target(terms: ir.Value) -> ir.Value | None:
     """The shape (E, b, ., H) as which a view makes the rows that are weighed; None where none does."""
     product = producer(through(terms, {"Cast"}), "Mul")
-    for rows in () if product is None else operands(product):
+    pairs = () if product is None else (operands(product), operands(product)[::-1])
+    for rows, column in pairs:
         view = producer(through(rows, {"Cast"}), "Reshape")
         # A zero in the target would be the length that the view has in that place.
         if view is None or rank(rows) != 4 or (not integer(view, "allowzero", 0) and _may_copy(view.inputs[1])):
             continue
+        if not all(_is_as_long(rows, column, axis) for axis in (1, 2)):
+            continue
         if producer(through(rows, RESHAPING | {"Cast"}), "MatMul", "Add") is not None:
             return view.inputs[1]
     return None
+
+
+def _is_as_long(rows: ir.Value, column: ir.Value, axis: int) -> bool:
+    """Whether the length that rows are viewed with is that of the product, over which the column may spread them."""
+    if rows.shape is None or column.shape is None or column.shape.rank() != 4:
+        return False
+    told = _told(rows, axis)
+    # What a -1 stands for is what all other lengths leave.
+    return (
+        told == -1
+        or is_same_length(rows.shape[axis], column.shape[axis])
+        or (told is not None and told == _told(column, axis))
+    )
+
+
+def _told(value: ir.Value, axis: int) -> int | Length | None:
+    """What the target of the view that makes a value, perhaps with another axis behind, says of an axis."""
+    value = through(value, {"Cast"})
+    last = producer(value, "Unsqueeze")
+    if last is not None and axes(last) in ([-1], [3]):
+        value = through(operands(last)[0], {"Cast"})
+    view = producer(value, "Reshape")
+    if view is None:
+        return None
+    target = fixed_integers(view.inputs[1]) or target_entries(view.inputs[1])
+    return target[axis] if target is not None and axis < len(target) else None
 
 
 def _may_copy(target: ir.Value | None) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rewrites.blocks import EXPERTS, HIDDEN
+from ort_moe.rewrites import rewrite
+from tests.rewrites.blocks import EXPERTS, HIDDEN, run
 from tests.rewrites.experts.experts_models import ROUTER, SILU, Experts, assert_fuses, assert_stays, transposed
 
 SCATTER = """
@@ -80,6 +81,35 @@ def test_tokens_split_into_two_axes() -> None:
     """As GPT-OSS's experts leave exporters that compute all of them."""
     model = assert_fuses(SPLIT, {"weight_on": "output"})
     assert not {"Mul", "ReduceSum", "MatMul"} & {node.op_type for node in list(model.graph)[2:]}
+
+
+def test_tokens_split_by_a_length_that_is_looked_up() -> None:
+    lengths = """
+        batches = Reshape (x, threes)
+        batches_shape = Shape (batches)
+        batch = Gather (batches_shape, zero)
+        by_batch = Concat <axis = 0> (experts_length, batch, minus1, hidden_length)
+        weights_by_batch = Concat <axis = 0> (experts_length, batch, minus1)"""
+    constants = {"experts_length": np.array([EXPERTS]), "hidden_length": np.array([HIDDEN])}
+    constants["threes"] = np.array([-1, 3, HIDDEN])
+    weigh = SPLIT.weigh.replace("split_shape", "by_batch").replace("split_weights", "weights_by_batch")
+    assert_fuses(changed(SPLIT, repeat=lengths, weigh=weigh, constants=constants), {"weight_on": "output"})
+
+
+def test_rows_that_weights_spread() -> None:
+    """Three tokens, each weighed as each of them: the rows' view has one batch, the sum has three."""
+    constants = {
+        "split_shape": np.array([EXPERTS, 1, -1, HIDDEN]),
+        "split_weights": np.array([EXPERTS, 3, -1]),
+    }
+    total = "\n y4 = ReduceSum <keepdims = 0> (weighted, zero)\n y = ReduceSum <keepdims = 0> (y4, zero)"
+    experts = changed(SPLIT, sum=total, constants=constants)
+    original, model = experts.model(), experts.model()
+    rewrite(model)
+    x = np.random.default_rng(0).standard_normal((3, HIDDEN)).astype(np.float32)
+    expected, got = (run(each, x, with_library=False)["y"] for each in (original, model))
+    assert got.shape == expected.shape
+    assert np.allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_their_own_axis() -> None:
