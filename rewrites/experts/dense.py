@@ -181,4 +181,5 @@ def _scattered(column: ir.Value, dtype: ir.DataType, experts: int) -> tuple[ir.V
     along = is_last_axis(integer(scatter, "axis", 0), rows)
     if not along or filling(background) != 0.0 or scatter.attributes.get_string("reduction", "none") != "none":
         raise Refusal(f"{named(rows)} holds more than the weights of the chosen", "experts-form")
+    require_as_many(scatter.outputs[0], ids, "the rows over all experts")
     return chosen(ids), plain(weights, dtype)

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops import FUSED_EXPERTS, SCALED
+from ort_moe.rewrites.computed_shapes import Length, follow, looked_up, target_entries
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.experts.sums import rounded_sum
 from ort_moe.rewrites.experts.tokens import require_as_many
@@ -175,13 +176,32 @@ def _reader_behind(value: ir.Value, op_type: str) -> _Reader | None:
 
 def _is_alike(value: ir.Value, other: ir.Value) -> bool:
     """Whether two values are known to be of one shape."""
-    if rank(value) is None or rank(value) != rank(other) or dim(value, -1) is None or dim(value, -1) != dim(other, -1):
+    known = rank(value)
+    if known is None or known != rank(other) or dim(value, -1) is None or dim(value, -1) != dim(other, -1):
         return False
     try:
         require_as_many(value, other, "the rows")
     except Refusal:
         return False
-    return True
+    # As many rows in other axes, such as (1, T) and (T, 1), are spread; where one axis alone is unsure, it is as long.
+    pairs = list(zip(_lengths(value), _lengths(other), strict=True))
+    return len(pairs) - sum(a == b for a, b in pairs) <= 1
+
+
+def _lengths(value: ir.Value) -> list[int | Length]:
+    """What the lengths of a value's axes are, by numbers or where they come from."""
+    value = through(value, {"Cast", "Identity"})
+    view = producer(value, "Reshape")
+    told = None if view is None else target_entries(view.inputs[1]) or looked_up(view.inputs[1])
+    lengths: list[int | Length] = []
+    for axis, length in enumerate(value.shape or ()):
+        if isinstance(length, int):
+            lengths.append(length)
+        elif told is not None and axis < len(told) and told[axis] not in (-1, 0):
+            lengths.append(told[axis])
+        else:
+            lengths.append(follow(value, axis))
+    return lengths
 
 
 def _as_rows(value: ir.Value, y: ir.Value, names: Names, before: ir.Node) -> ir.Value | None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.dispatched import one_of_two_axes, require_tokens, scattered, shape_readers
 from ort_moe.rewrites.experts.single import Term, chosen_by, read_terms
-from ort_moe.rewrites.experts.tokens import named, plain
+from ort_moe.rewrites.experts.tokens import named, plain, require_as_many
 from ort_moe.rewrites.experts.two_layers import weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
@@ -172,6 +172,7 @@ def _of_table(column: ir.Value, dtype: ir.DataType) -> _Share | None:
     is_alone = filling(background) == 0.0 and scatter.attributes.get_string("reduction", "none") == "none"
     if not is_alone or not is_last_axis(integer(scatter, "axis", 0), source):
         return None
+    require_as_many(scatter.outputs[0], ids, "the rows over all experts")
     return _Share(place[0], ids, weights, is_once=True)
 
 

@@ -104,6 +104,11 @@ STAYING = {
     "one row for all": ("\n y = Add (routed, row)", {}),
     "a vector": ("\n y = Add (routed, vector)", {}),
     "a row that may be one": ("\n last = Slice (x, minus1, end, zero)\n y = Add (routed, last)", {}),
+    "rows in another axis": (
+        "\n lying = Unsqueeze (routed, zero)\n upright = Unsqueeze (x, one)\n square = Add (lying, upright)"
+        "\n y = ReduceSum <keepdims = 0> (square, zero)",
+        {},
+    ),
     "read by others": ("\n y = Add (routed, x)\n other = Neg (routed)", {"outputs": f", float[T, {HIDDEN}] other"}),
     "an output": ("\n y = Add (routed, x)", {"outputs": f", float[T, {HIDDEN}] routed"}),
     "twice itself": ("\n y = Add (routed, routed)", {}),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ort_moe.rewrites import rewrite
+from tests.rewrites.blocks import HIDDEN, run
 from tests.rewrites.experts.experts_models import assert_same
 from tests.rewrites.experts.spellings import ACTIVATIONS, FORMS, HALVES, LIMITS, ORDERS, RESIDUALS, Spelling
 
@@ -44,3 +47,19 @@ def test_every_spelling(spelling: Spelling) -> None:
     if spelling.runs:
         assert_same(original, model, rtol=1e-5 if spelling.dtype == "float" else 1e-2)
     assert not rewrite(model).modified
+
+
+@pytest.mark.parametrize("form", ["dense", "dense by Einsum", "unrolled, by columns of a table"])
+def test_a_table_of_more_rows_than_tokens(form: str) -> None:
+    """One token is then spread over the rows of the table, of which all but the first are zeros."""
+    spelling = Spelling(form=form)
+    original, model = spelling.model(), spelling.model()
+    for each in (original, model):
+        for node in each.graph:
+            if node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].name == "logits":
+                node.replace_input_with(0, each.graph.initializers["gate"])
+    rewrite(model)
+    x = np.ones((1, HIDDEN), np.float32)
+    expected, got = (run(each, x, with_library=False)["y"] for each in (original, model))
+    assert got.shape == expected.shape == (HIDDEN, HIDDEN)
+    assert np.allclose(got, expected, rtol=1e-4, atol=1e-5)
