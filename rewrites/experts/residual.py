@@ -183,9 +183,15 @@ def _is_alike(value: ir.Value, other: ir.Value) -> bool:
         require_as_many(value, other, "the rows")
     except Refusal:
         return False
-    # As many rows in other axes, such as (1, T) and (T, 1), are spread; where one axis alone is unsure, it is as long.
+    return _have_same_axes(value, other)
+
+
+def _have_same_axes(value: ir.Value, other: ir.Value) -> bool:
+    """Whether two values of as many rows have them in the same axes: those of (1, T) and of (T, 1) would be spread."""
+    if rank(value) != rank(other):
+        return False
     pairs = list(zip(_lengths(value), _lengths(other), strict=True))
-    return len(pairs) - sum(a == b for a, b in pairs) <= 1
+    return len(pairs) - sum(a == b for a, b in pairs) <= 1  # where one axis alone is unsure, it is as long
 
 
 def _lengths(value: ir.Value) -> list[int | Length]:
@@ -207,8 +213,11 @@ def _lengths(value: ir.Value) -> list[int | Length]:
 def _as_rows(value: ir.Value, y: ir.Value, names: Names, before: ir.Node) -> ir.Value | None:
     """A value as it is added to y: of its type, and with its axes."""
     views = [view for view in _views(value) if view.dtype == y.dtype]
+    x = before.inputs[0]
     for view in views:
-        if rank(view) == rank(y) and dim(view, -1) == dim(y, -1):
+        if dim(view, -1) != dim(y, -1) or rank(view) != rank(y):
+            continue
+        if _have_same_axes(view, y) or (x is not None and _have_same_axes(view, x)):
             return view
     width = dim(y, -1)
     if not views or width is None or rank(y) != 2 or not isinstance(before.graph, ir.Graph):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -62,4 +63,36 @@ def test_a_table_of_more_rows_than_tokens(form: str) -> None:
     x = np.ones((1, HIDDEN), np.float32)
     expected, got = (run(each, x, with_library=False)["y"] for each in (original, model))
     assert got.shape == expected.shape == (HIDDEN, HIDDEN)
+    assert np.allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_of_which_a_view_has_other_axes() -> None:
+    """The experts' rows are (1, T, H), those that are added were (T, 1, H) before a view."""
+    spelling = Spelling(form="unrolled", transposed=True)
+    original, model = spelling.model(), spelling.model()
+    for each in (original, model):
+        graph = each.graph
+        x, y = graph.inputs[0], graph.outputs[0]
+        readers = list(x.uses())
+        zero, one = (ir.Value(name=f"axis{n}", const_value=ir.tensor([n], name=f"axis{n}")) for n in (0, 1))
+        for axis in (zero, one):
+            graph.register_initializer(axis)
+        apart = ir.node("Unsqueeze", [x, zero])
+        graph.insert_before(graph.node(0), apart)
+        for node, place in readers:
+            node.replace_input_with(place, apart.outputs[0])
+        last = graph.node(-1)
+        nodes = [ir.node("Unsqueeze", [x, one])]
+        nodes.append(ir.node("Sin", nodes[-1].outputs))
+        nodes.append(ir.node("Squeeze", [nodes[-1].outputs[0], one]))
+        nodes.append(ir.node("Squeeze", [last.inputs[0], zero]))
+        nodes.append(ir.node("Add", [nodes[-1].outputs[0], nodes[-2].outputs[0]]))
+        nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = y.type, y.shape
+        graph.extend(nodes)
+        graph.outputs[0] = nodes[-1].outputs[0]
+        graph.remove(last, safe=True)
+        nodes[-1].outputs[0].name = "y"
+    assert [site.status for site in rewrite(model).experts] == ["whole"]
+    x_rows = np.random.default_rng(0).standard_normal((5, HIDDEN)).astype(np.float32)
+    expected, got = (run(each, x_rows, with_library=False)["y"] for each in (original, model))
     assert np.allclose(got, expected, rtol=1e-4, atol=1e-5)
