@@ -65,6 +65,14 @@ Up to 1024 choices the maps come from the router's own launch, more take launche
 ([switches](environment.md)).
 """
 
+_MAPS_BOUNDS = """\
+What the maps add to a router of one token and 512/10 is the barrier at which the warps that build them wait for the
+choices (20 of the 30 cycles between two of a warp's instructions, by ncu), a sum over a warp, and the stores. Other
+designs, in us at 1 token, beside 2.26: masks of tokens by expert, and a scan of their bits, which is how more tokens
+have it, 2.46; that, rehearsed ahead so that its instructions are there by then, 2.51; the set of experts written by
+five warps in turn in place of a warp for each of its words, 2.69 (and, of 4 tokens, 3.47 beside 2.51).
+"""
+
 _FINALIZE_HEADER = """\
 ## FinalizeRouting
 
@@ -261,6 +269,7 @@ def performance() -> str:
         _recorded("router", router, partial(_beside_peer, router_times)),
         _MAPS_HEADER,
         _recorded("router_maps", router, partial(_beside_peer, router_times)),
+        _MAPS_BOUNDS,
         _FINALIZE_HEADER,
         _recorded("finalize", finalize, partial(_beside_peer, ("ours_us", "settled_us", "peer_us"))),
         _PERMUTE_HEADER,
