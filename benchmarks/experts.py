@@ -67,6 +67,9 @@ CYCLE_SHAPES = (Shape(512, 10, 2560, 640, "nvfp4"), Shape(128, 8, 2048, 768, "nv
 MAP_KERNELS = ("ListMaps", "CountChoices", "SumCounts", "DealRows")
 """Names of the kernels that build routing maps, which many choices need between the router and FC1."""
 
+ROW_KERNELS = ("ConvertRows", "PrepareTokens")
+"""Names of the kernels that ready rows for the product behind them."""
+
 STACK_TOLERANCE = {"float16": 4e-3, "bfloat16": 2e-2}
 """Of ours beside the contrib op's answer, whose roundings differ: it sums in the rows' type here and there."""
 
@@ -104,8 +107,9 @@ def _parts(kernels: list[Any]) -> dict[str, float]:
     """us of a layer's parts from the profiler's events, in order of their start."""
     route, *rest = kernels
     maps = [event for event in rest if any(word in event.name for word in MAP_KERNELS)]
-    first, *second = [event for event in rest if event not in maps]
-    parts = {"route": [route], "maps": maps, "fc1": [first], "fc2": second}
+    products = [event for event in rest if event not in maps]
+    ahead = [any(word in event.name for word in ROW_KERNELS) for event in products].index(False)  # of FC1's product
+    parts = {"route": [route], "maps": maps, "fc1": products[: ahead + 1], "fc2": products[ahead + 1 :]}
     return {part: sum(event.device_time for event in events) for part, events in parts.items()}
 
 

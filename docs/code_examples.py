@@ -410,14 +410,15 @@ moe (float[T, 4] x) => (float[T, 4] y)
 }""",
     ),
     "contrib-is-faster": Example(
-        "The same QMoE with weights_prepacked = 0, but of 8 bits, for CUDA.",
+        "A QMoE of float8 weights, for CUDA.",
         """\
 moe (float[T, 32] x) => (float[T, 32] y)
-<float[32, 8] gate, uint8[8, 32, 32] fc1, float[8, 32, 1] scales1, uint8[8, 32, 32] fc2, float[8, 32, 1] scales2>
+<float[32, 8] gate, float8e4m3fn[8, 32, 32] fc1, float[8, 1, 1] scales1, float8e4m3fn[8, 32, 32] fc2,
+ float[8, 1, 1] scales2>
 {
     logits = MatMul (x, gate)
-    y = com.microsoft.QMoE <k = 2, activation_type = "relu", normalize_routing_weights = 1, expert_weight_bits = 8,
-        block_size = 32, weights_prepacked = 0> (x, logits, fc1, scales1, "", fc2, scales2)
+    y = com.microsoft.QMoE <k = 2, activation_type = "relu", normalize_routing_weights = 1, quant_type = "fp8",
+        expert_weight_bits = 8, block_size = 32> (x, logits, fc1, scales1, "", fc2, scales2)
 }""",
     ),
     "no-contrib-form": Example(

@@ -68,7 +68,7 @@ Up to 1024 choices the maps come from the router's own launch, more take launche
 _MAPS_BOUNDS = """\
 What the maps add to a router of one token and 512/10 is the barrier at which the warps that build them wait for the
 choices (20 of the 30 cycles between two of a warp's instructions, by ncu), a sum over a warp, and the stores. Other
-designs, in us at 1 token, beside 2.26: masks of tokens by expert, and a scan of their bits, which is how more tokens
+designs, in us at 1 token, beside 2.25: masks of tokens by expert, and a scan of their bits, which is how more tokens
 have it, 2.46; that, rehearsed ahead so that its instructions are there by then, 2.51; the set of experts written by
 five warps in turn in place of a warp for each of its words, 2.69 (and, of 4 tokens, 3.47 beside 2.51).
 """
@@ -110,7 +110,8 @@ _STACK_HEADER = """\
 us per layer in a stack of 8 with given logits, which send each layer and each replay to other experts, beyond the L2.
 FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
 router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time. The last column is the bytes of
-the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
+the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy. The rows of 128/8 and
+of dense weights were measured on the day before, on the same kind of machine.
 """
 
 _BOUNDS = """\
@@ -162,7 +163,16 @@ _CYCLE_HEADER = """\
 ### Decode cycles
 
 ms for layers one after another, `x = x + experts(x, x . gate)`, with a MatMul as router's product in each, in one
-session with a CUDA graph, by host time. The sum is FusedExperts' residual, and an Add behind the contrib op.
+session with a CUDA graph, by host time. The sum is FusedExperts' residual, and an Add behind the contrib op. The rows
+of 128/8 were measured on the day before, on the same kind of machine.
+"""
+
+_UPGRADE_HEADER = """\
+### Models of contrib ops
+
+A file with two layers as MoE or QMoE nodes, and the file that `ort-moe optimize` makes of it, each in a session with a
+CUDA graph on the same rows: us per layer by host time, and the norm of the difference between their answers by that of
+the answer. `python -m benchmarks.contrib_upgrade` measures again.
 """
 
 _CPU_HEADER = """\
@@ -264,6 +274,7 @@ def performance() -> str:
     layers = ("layer", "tokens", "FC1", "FC2", "layer", "in ORT", "contrib", "in ORT / contrib", "% of copy")
     layer_times = ("fc1_us", "fc2_us", "layer_us", "layer_ort_us", "contrib_us", "ratio_to_contrib")
     cycles = ("layer", "tokens", "layers", "ours", "contrib", "ours / contrib")
+    upgrades = ("model", "tokens", "contrib", "optimised", "optimised / contrib", "difference")
     parts = [
         _PERFORMANCE_HEADER,
         _recorded("router", router, partial(_beside_peer, router_times)),
@@ -281,6 +292,8 @@ def performance() -> str:
         *_sweep_section(),
         _CYCLE_HEADER,
         _recorded("expert_cycles", cycles, _cycle_cells),
+        _UPGRADE_HEADER,
+        _recorded("contrib_upgrade", upgrades, _upgrade_cells),
         *_cpu_section(),
     ]
     return "\n".join(parts)
@@ -346,6 +359,11 @@ def _layer_cells(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, .
 def _cycle_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     ms = (f"{row[name]:.3f}" for name in ("cycle_ms", "contrib_ms"))
     return row["shape"], str(row["tokens"]), str(row["layers"]), *ms, f"{row['ratio_to_contrib']:.2f}"
+
+
+def _upgrade_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    us = (f"{row[name]:.2f}" for name in ("contrib_us", "upgraded_us", "ratio_to_contrib"))
+    return row["shape"], str(row["tokens"]), *us, f"{row['difference_from_contrib']:.1e}"
 
 
 def reason_codes() -> str:
