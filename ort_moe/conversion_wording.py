@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.printable import byte_size, paragraph, table
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +35,7 @@ def conversion_lines(conversions: Sequence[Conversion]) -> list[RenderableType]:
         count = sum(bool(each.layers) for each in conversions)
         lines.append(
             paragraph(
-                f"weights of {count} layer{'s' if count != 1 else ''} of experts packed to {conversions[0].packing}: "
+                f"weights of {counted(count, 'layer')} of experts packed to {conversions[0].packing}: "
                 f"{byte_size(before)} to {byte_size(after)}, with an error of {worst:.1e} of their norm at most"
             )
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ort_moe.experts_wording import phrase
 from ort_moe.printable import Printable, paragraph
 from ort_moe.router_wording import sentence
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -191,7 +192,7 @@ def _site_parts(number: int, site: Site, *, show_graph: bool) -> list[Renderable
         parts.append(paragraph(f"fused: {sentence(site.attributes, site.inputs, site.experts)}", indent=2))
         parts.append(paragraph(f"by the rules: {', '.join(site.absorbed) or 'of an earlier run'}", indent=2))
     elif site.experts is not None:
-        parts.append(paragraph(f"a choice of {site.k or '?'} of {site.experts} experts", indent=2))
+        parts.append(paragraph(f"a choice of {site.k or '?'} of {counted(site.experts, 'expert')}", indent=2))
     for finding in site.findings:
         parts += finding_parts(finding)
     return parts

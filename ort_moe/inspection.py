@@ -14,6 +14,7 @@ from ort_moe.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import DOMAIN, FUSED_ROUTER
 from ort_moe.printable import Printable, byte_size, table
 from ort_moe.router_wording import phrase
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -116,9 +117,9 @@ class Inspection(Printable):
         from rich.text import Text
 
         nodes = sum(self.operators.values())
-        layers = "1 MoE layer" if len(self.layers) == 1 else f"{len(self.layers)} MoE layers"
+        size = f"{counted(len(self.layers), 'MoE layer')}, {counted(nodes, 'node')}"
         parts: list[RenderableType] = [
-            Text(f"{self.model}: {layers}, {nodes} nodes, {byte_size(self.weight_bytes)} of weights"),
+            Text(f"{self.model}: {size}, {byte_size(self.weight_bytes)} of weights"),
         ]
         if self.layers:
             parts.append(self._layers_table())
@@ -361,5 +362,6 @@ def _gist(layer: Layer | None) -> str:
     if layer is None:
         return "-"
     weights = ", ".join(map(str, layer.weights)) or "weights not recognised"
+    experts = "? experts" if layer.experts is None else counted(layer.experts, "expert")
     read = "" if layer.bytes_per_token is None else f"; {byte_size(layer.bytes_per_token)} per token"
-    return f"{layer.kind}: {layer.experts or '?'} experts; {layer.router}; {weights}{read}"
+    return f"{layer.kind}: {experts}; {layer.router}; {weights}{read}"

@@ -22,6 +22,7 @@ from ort_moe.explanation import (
 from ort_moe.node_kinds import CONTRIB, CONTRIB_MOE
 from ort_moe.printable import Printable, paragraph, table
 from ort_moe.router_wording import phrase
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -138,14 +139,14 @@ class Report(Printable):
             whole, partly = (sum(site.status == status for site in self.sites) for status in ("whole", "partly"))
             how = " partly" if not whole else f", {whole} whole and {partly} partly" if partly else " whole"
             if not whole + partly:
-                return f"{self.source}: experts of {_count(self._fused_experts(), 'router')} fused, no router"
+                return f"{self.source}: experts of {counted(self._fused_experts(), 'router')} fused, no router"
             before = f", {self.already_fused} of them before" if self.already_fused else ""
-            return f"{self.source}: {_count(whole + partly, 'router')} fused{how}{before}, {self._experts_clause()}"
+            return f"{self.source}: {counted(whole + partly, 'router')} fused{how}{before}, {self._experts_clause()}"
         if self.already_fused:
-            return f"{self.source}: already optimised ({_count(self.already_fused, 'fused router')}), nothing changed"
+            return f"{self.source}: already optimised ({counted(self.already_fused, 'fused router')}), nothing changed"
         blocks = sum(self.operators_before.get(f"{CONTRIB}::{op_type}", 0) for op_type in CONTRIB_MOE)
         if self.target == "contrib" and blocks:
-            return f"{self.source}: in ONNX Runtime's own nodes already ({_count(blocks, 'block')}), nothing changed"
+            return f"{self.source}: in ONNX Runtime's own nodes already ({counted(blocks, 'block')}), nothing changed"
         return f"{self.source}: nothing matched, nothing changed"
 
     def _experts_clause(self) -> str:
@@ -163,7 +164,7 @@ class Report(Printable):
         groups: dict[tuple[str, str], list[str]] = {}
         for site in self.sites:
             codes = ", ".join(dict.fromkeys(str(finding.reason) for finding in site.findings))
-            told: list[str] = [f"{site.experts} experts"] if site.experts is not None else []
+            told: list[str] = [counted(site.experts, "expert")] if site.experts is not None else []
             told += [phrase(site.attributes, site.inputs)] if site.attributes is not None else []
             told += [codes] if codes else []
             groups.setdefault((site.status, "; ".join(told)), []).append(site.node)
@@ -239,7 +240,3 @@ def count_operators(model: ir.Model) -> Counter[str]:
     return Counter(
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

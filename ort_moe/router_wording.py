@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ort_moe.ops import AttributeValue
+from ort_moe.wording import counted
 
 _SCORES = {"softmax": "softmax", "sigmoid": "sigmoid", "sqrtsoftplus": "square root of softplus"}
 
@@ -36,7 +37,7 @@ def phrase(attributes: Mapping[str, AttributeValue], inputs: Collection[str] = (
 def sentence(attributes: Mapping[str, AttributeValue], inputs: Collection[str], experts: int | None) -> str:
     """What a FusedRouter does, step by step, for someone who compares it with a model's formula."""
     score, k = attributes["score"], attributes["k"]
-    everyone = "all experts" if experts is None else f"{experts} experts"
+    everyone = "all experts" if experts is None else counted(experts, "expert")
     steps = [f"soft cap of the logits at {attributes['softcap']:g}"] if attributes["softcap"] else []
     if score == "sparse_mixer":
         return f"sparse mixer with threshold {attributes['mixer_threshold']:g}, the best {k} of {everyone}"

@@ -20,6 +20,7 @@ from ort_moe.verification.site import (
     ways_to_run,
 )
 from ort_moe.verification.tolerance import Tolerance, by_expert, coarseness, coarsest, favoured, relative_difference
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,7 +239,7 @@ def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck
     got = run(feeds)
     own_weights, own_indices = site.as_read(got["weights"], got["indices"])
     if weights.shape[:-1] == own_weights.shape[:-1] and weights.shape[-1] != own_weights.shape[-1]:
-        detail = f"it chooses {own_weights.shape[-1]} experts for a row, the original {weights.shape[-1]}"
+        detail = f"it chooses {counted(own_weights.shape[-1], 'expert')} for a row, the original {weights.shape[-1]}"
         return SiteCheck(site.name, "failed", detail=detail)
     if weights.shape != own_weights.shape or indices.shape != own_indices.shape:
         return (

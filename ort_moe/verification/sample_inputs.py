@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +34,7 @@ class Shape:
     tokens: int
 
     def __str__(self) -> str:
-        return f"{self.batch} x {self.tokens} token{'' if self.tokens == 1 else 's'}"
+        return f"{self.batch} x {counted(self.tokens, 'token')}"
 
 
 SHAPES = (Shape(1, 1), Shape(2, 3), Shape(1, 64))

@@ -41,6 +41,7 @@ from ort_moe.rewrites.values import (
     rank,
     through,
 )
+from ort_moe.wording import counted
 
 RULE = RuleInfo(
     "experts-dense",
@@ -68,7 +69,9 @@ def read(node: ir.Node) -> ExpertsBlock:
     rows, column = weighted(plain(terms, dtype))
     layers = read_two_layers(rows, dtype, hidden, _read_product, _read_bias)
     if layers.first.weights.experts != experts:
-        raise Refusal(f"{experts} experts are summed, {layers.first.weights.experts} computed", "experts-form")
+        raise Refusal(
+            f"the sum is over {counted(experts, 'expert')}, {layers.first.weights.experts} computed", "experts-form"
+        )
     if rank(layers.first.rows) == 3 and dim(layers.first.rows, 0) is None:
         raise Refusal(f"the first axis of {named(layers.first.rows)} is not known", "experts-form")
     _require_in_place(layers)
@@ -145,7 +148,9 @@ def _token_rows(value: ir.Value, experts: int, width: int, *, spread: bool) -> i
     else:
         x = matrix(value, width) if spread else value
     if rank(x) != 2 or dim(x, -1) != width or (x is value and not spread):
-        raise Refusal(f"{named(value)} does not repeat the tokens' rows for {experts} experts", "experts-form")
+        raise Refusal(
+            f"{named(value)} does not repeat the tokens' rows for {counted(experts, 'expert')}", "experts-form"
+        )
     return x
 
 

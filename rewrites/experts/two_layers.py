@@ -13,6 +13,7 @@ from ort_moe.rewrites.experts.layer import Layer, Stack
 from ort_moe.rewrites.experts.tokens import named, plain
 from ort_moe.rewrites.rule import Mismatch, Refusal
 from ort_moe.rewrites.values import RESHAPING, dim, label, may_spread, operands, producer, rank, through
+from ort_moe.wording import counted
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read_two_layers(
             bias1 = bias1.followed_by(value_bias)
     expected = 2 * inner if activation.attributes["gated"] else inner
     if weights.experts != second.weights.experts:
-        sentence = f"the first layer has {weights.experts} experts, the second {second.weights.experts}"
+        sentence = f"the first layer has {counted(weights.experts, 'expert')}, the second {second.weights.experts}"
         raise Refusal(sentence, "experts-mismatch")
     if weights.rows != expected:
         raise Refusal(f"the first layer makes {weights.rows} elements, expected are {expected}", "experts-form")
