@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from ort_moe.node_kinds import is_experts
+from ort_moe.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import FUSED_EXPERTS
 
 if TYPE_CHECKING:
@@ -19,12 +19,9 @@ _WEIGHTS_PASS = {"Cast", "Transpose", "Identity", "Reshape", "DequantizeLinear",
 _PARTS = {"Split", "Slice", "Squeeze", "Gather"}
 """What takes one expert's weights out of a stack."""
 _GATHERS = {"Gather", "GatherND", "GatherBlockQuantized"}
-_EXPERTS_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
-_EXPERTS_INDICES = _EXPERTS_INPUTS.index("indices")
-_EXPERTS_STACKS = [
-    i for i, name in enumerate(_EXPERTS_INPUTS) if name.endswith(("_weights", "_scales", "_zero_points"))
-]
-"""Inputs of FusedExperts that hold a matrix for each expert."""
+_EXPERTS_INDICES = FUSED_EXPERTS.input_index("indices")
+_STACKED = ("_weights", "_scales", "_zero_points")
+"""Ends of the names of FusedExperts' inputs that hold a matrix for each expert."""
 _PRODUCTS = {"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"}
 _ENDS = {"ReduceSum", "ReduceMean", "Shape", "Size"}
 """Where the sum over experts has been taken, or something else than activations begins."""
@@ -107,8 +104,8 @@ def stack(value: ir.Value | None, experts: int | None) -> tuple[ExpertWeight, ir
 
 def fused_stacks(node: ir.Node) -> Iterator[ExpertWeight]:
     """The stacks of a FusedExperts that are constants."""
-    for place in _EXPERTS_STACKS:
-        taken = stack(node.inputs[place], None) if place < len(node.inputs) else None
+    for name, value in experts_inputs(node).items():
+        taken = stack(value, None) if name.endswith(_STACKED) else None
         if taken is not None:
             yield taken[0]
 
@@ -130,9 +127,9 @@ class _Walk:
                 if node.op_type in _GATHERS and position == 1:
                     self.copied = self._take(node.inputs[0]) or self.copied
                 elif is_experts(node) and position == _EXPERTS_INDICES:
-                    for place in _EXPERTS_STACKS:
-                        if place < len(node.inputs):
-                            self._take(node.inputs[place])
+                    for name, value in experts_inputs(node).items():
+                        if name.endswith(_STACKED):
+                            self._take(value)
                 elif node.op_type in _IDS_PASS and node.outputs[0] not in seen:
                     seen.add(node.outputs[0])
                     queue.append(node.outputs[0])

@@ -1,4 +1,4 @@
-"""Which nodes hold experts: ours, and those of ONNX Runtime."""
+"""Which nodes hold experts: ours, with their inputs by name, and those of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ CONTRIB_MOE = ("MoE", "QMoE")
 def is_experts(node: ir.Node | None) -> bool:
     """Whether the node is a FusedExperts."""
     return node is not None and node.domain == DOMAIN and node.op_type == FUSED_EXPERTS.name
+
+
+def experts_inputs(node: ir.Node) -> dict[str, ir.Value]:
+    """The inputs that a FusedExperts has, in order, by their names in the op table."""
+    named = zip(FUSED_EXPERTS.inputs, node.inputs, strict=False)
+    return {tensor.name: value for tensor, value in named if value is not None}
 
 
 def is_contrib_moe(node: ir.Node | None) -> bool:

@@ -121,6 +121,14 @@ class Op:
                 return attribute
         raise KeyError(f"{self.name} has no attribute '{name}'; it has {', '.join(a.name for a in self.attributes)}")
 
+    def input_index(self, name: str) -> int:
+        """The place of the input of that name on a node.
+
+        Raises:
+            ValueError: The op has none.
+        """
+        return [tensor.name for tensor in self.inputs].index(name)
+
     def complete(self, given: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
         """A node's whole attribute set in sorted order: `given`, and the neutral value of each other attribute.
 

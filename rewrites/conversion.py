@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_experts
+from ort_moe.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
 from ort_moe.packing.integers import BLOCK_SIZES
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
@@ -22,8 +22,6 @@ from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import FLOATS, dim
 from ort_moe.streamed_tensor import Array, entry_of, let_go
 from ort_moe.weights_file import WeightsFile
-
-_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 
 
 @dataclass(frozen=True)
@@ -104,33 +102,31 @@ def _convert(
     names: Names,
     done: dict[tuple[ir.Value, str], _Packed],
 ) -> Conversion:
-    given = dict(zip(_INPUTS, node.inputs, strict=False))
-    x = given["x"]
+    given = experts_inputs(node)
     why = _obstacle(node, packing)
     if why is None:
-        assert x is not None
-        assert x.dtype is not None
+        dtype = given["x"].dtype
+        assert dtype is not None
         packed = {}
         for layer in ("fc1", "fc2"):
             value = given[f"{layer}_weights"]
-            assert value is not None
             try:
                 if (value, layer) not in done:
-                    done[value, layer] = _pack(value, layer, x.dtype, packing, file, names)
+                    done[value, layer] = _pack(value, layer, dtype, packing, file, names)
             except ValueError as error:
                 why = str(error)
                 break
             packed[layer] = done[value, layer]
     if why is not None:
         return Conversion(node.name or "", str(packing), why_left=why)
-    old = given["fc1_weights"]
-    node.metadata_props[CONVERTED_FROM] = "" if old is None or old.dtype is None else old.dtype.name.lower()
-    node.resize_inputs(len(_INPUTS))
+    old = given["fc1_weights"].dtype
+    node.metadata_props[CONVERTED_FROM] = "" if old is None else old.name.lower()
+    node.resize_inputs(len(FUSED_EXPERTS.inputs))
     for layer, each in packed.items():
         for part, value in each.parts.items():
             if value.name not in graph.initializers:
                 graph.register_initializer(value)
-            node.replace_input_with(_INPUTS.index(f"{layer}_{part}"), value)
+            node.replace_input_with(FUSED_EXPERTS.input_index(f"{layer}_{part}"), value)
     last = max(place for place, value in enumerate(node.inputs) if value is not None)
     node.resize_inputs(last + 1)
     node.overload = ""  # whose function is of dense weights
@@ -144,12 +140,12 @@ def _obstacle(node: ir.Node, packing: Packing) -> str | None:
     weight_format = node.attributes["weight_format"].as_string()
     if weight_format != "dense":
         return f"they are packed already, in {weight_format}"
-    given = dict(zip(_INPUTS, node.inputs, strict=False))
-    x = given["x"]
+    given = experts_inputs(node)
+    x = given.get("x")
     if x is None or x.dtype is None:
         return "the type of the rows is not known"
     for layer in ("fc1", "fc2"):
-        value = given[f"{layer}_weights"]
+        value = given.get(f"{layer}_weights")
         if value is None or value.const_value is None or value.is_graph_input():
             return f"'{layer}_weights' are no constant"
         if value.const_value.dtype not in FLOATS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_experts
+from ort_moe.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.verification.packed_reference import distance, from_original, meant, packed_since
 from ort_moe.verification.runnable_model import Run, RunnableModel
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 WHAT = "layer of experts"
 
 _FED = ("x", "weights", "indices")
-_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 _MOST_ROWS_AS_MEANT = 8
 """Rows of a run for which packed weights are unpacked here."""
 
@@ -96,8 +95,8 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> FusedExpert
         return "it lies in a subgraph, whose values cannot be looked at"
     fed: dict[str, str] = {}
     factor = 1.0
-    for name, value in zip(_INPUTS, node.inputs, strict=False):
-        if value is None or value.const_value is not None:
+    for name, value in experts_inputs(node).items():
+        if value.const_value is not None:
             continue
         if name not in _FED and name != "residual":
             return f"its input '{name}' is computed by the model"
@@ -230,8 +229,8 @@ def _call(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -
 
 
 def _width(site: FusedExpertsSite, name: str, array: Any) -> int:
-    value = site.node.inputs[_INPUTS.index(name)]
-    width = None if value is None or value.shape is None else value.shape[-1]
+    shape = experts_inputs(site.node)[name].shape
+    width = None if shape is None else shape[-1]
     return width if isinstance(width, int) else int(array.shape[-1])
 
 
@@ -241,6 +240,7 @@ def _run_alone(site: FusedExpertsSite, feeds: Mapping[str, Any], optimized: Runn
     types = {name: ir.DataType.from_numpy(array.dtype) for name, array in feeds.items()}
 
     def feed(place: int, _: ir.Value) -> tuple[str, ir.DataType]:
-        return _INPUTS[place], types[_INPUTS[place]]
+        name = FUSED_EXPERTS.inputs[place].name
+        return name, types[name]
 
     return run_alone(site.node, site.name, feed, {"y": types["x"]}, optimized, with_library)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.node_kinds import is_experts
-from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
+from ort_moe.node_kinds import experts_inputs, is_experts
+from ort_moe.ops import CONVERTED_FROM
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,6 @@ what a layer of experts returns by about twice as much; the rest is for small la
 wrong order, change it by 1.4.
 """
 
-_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 _PARTS = ("weights", "scales", "global_scale", "zero_points", "bias")
 
 
@@ -75,7 +74,7 @@ def _layer(node: ir.Node, name: str, expert: int) -> Any:
     from ort_moe.reference.fused_experts import ExpertLayer
     from ort_moe.streamed_tensor import entry_of
 
-    given = dict(zip(_INPUTS, node.inputs, strict=False))
+    given = experts_inputs(node)
     parts = {}
     for part in _PARTS:
         value = given.get(f"{name}_{part}")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB, is_experts
-from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
+from ort_moe.node_kinds import CONTRIB, experts_inputs, is_experts
+from ort_moe.ops import ROUTING_MAPS, AttributeValue
 from ort_moe.rewrites.contrib_experts.sources import (
     Source,
     constant_source,
@@ -31,7 +31,6 @@ from ort_moe.rewrites.values import RESHAPING, consumers, dim, is_op, label, ran
 NO_FORM = "no-contrib-form"
 """Slug of the reason why a block has no contrib node."""
 
-_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu", "identity": "identity"}
 """Of layers without a gate: those that all of ONNX Runtime's kernels know."""
 _BITS = {"int4": 4, "int8": 8}
@@ -73,7 +72,7 @@ def plan(node: ir.Node) -> Plan:
     Raises:
         Refusal: There is none.
     """
-    given = {name: value for name, value in zip(_INPUTS, node.inputs, strict=False) if value is not None}
+    given = experts_inputs(node)
     attributes: dict[str, AttributeValue] = {name: attribute.value for name, attribute in node.attributes.items()}
     router = _router(node, given)
     x = given["x"]

@@ -272,7 +272,7 @@ def _outsiders(product: ir.Node, dying: set[ir.Node], block: ExpertsBlock) -> li
 
 def read_routers(nodes: Iterable[ir.Node]) -> None:
     """Let FusedExperts read what a FusedRouter makes, where that has come to stand before casts back and forth."""
-    place = [tensor.name for tensor in FUSED_EXPERTS.inputs].index("indices")
+    place = FUSED_EXPERTS.input_index("indices")
     for node in nodes:
         indices, graph = node.inputs[place], node.graph
         assert indices is not None

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.node_kinds import experts_inputs
 from ort_moe.ops import FUSED_EXPERTS, SCALED
 from ort_moe.rewrites.computed_shapes import Length, follow, looked_up, target_entries
 from ort_moe.rewrites.experts.node import Writer
@@ -39,7 +40,7 @@ from ort_moe.rewrites.values import (
     through,
 )
 
-_WEIGHTS, _RESIDUAL = ([tensor.name for tensor in FUSED_EXPERTS.inputs].index(name) for name in ("weights", "residual"))
+_RESIDUAL = FUSED_EXPERTS.input_index("residual")
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 Kind = Literal["none", "shared", "gated", "other"]
@@ -104,7 +105,7 @@ def _absorb_factor(node: ir.Node, names: Names) -> bool:
 
 def _router_alone(node: ir.Node) -> ir.Node | None:
     """The FusedRouter that makes the weights of the experts, if nothing else reads them."""
-    value = node.inputs[_WEIGHTS]
+    value = experts_inputs(node).get("weights")
     while value is not None and not value.is_graph_output() and len(value.uses()) == 1:
         made_by = value.producer()
         if is_router(made_by):
@@ -133,7 +134,7 @@ def _absorb_sum(node: ir.Node, names: Names) -> bool:
 
 def kind_of_residual(node: ir.Node) -> Kind:
     """What a FusedExperts adds to what its experts return."""
-    value = node.inputs[_RESIDUAL] if len(node.inputs) > _RESIDUAL else None
+    value = experts_inputs(node).get("residual")
     if value is None:
         return "none"
     value = through(value, RESHAPING | {"Cast"})

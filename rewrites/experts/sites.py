@@ -9,8 +9,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_contrib_moe, is_experts
-from ort_moe.ops import FUSED_EXPERTS, AttributeValue
+from ort_moe.node_kinds import experts_inputs, is_contrib_moe, is_experts
+from ort_moe.ops import AttributeValue
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
 from ort_moe.rewrites.experts.node import FORM
@@ -25,7 +25,6 @@ from ort_moe.rewrites.values import RESHAPING, consumers, dim, integer, is_op, l
 
 _MOST_NODES = 8192
 """Nodes looked at before a sum of experts; experts written out one by one take ten nodes each."""
-_INPUTS = [tensor.name for tensor in FUSED_EXPERTS.inputs]
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _both(experts: Status, router: Status) -> Status:
 
 
 def _choice(node: ir.Node) -> ir.Node | None:
-    indices = node.inputs[_INPUTS.index("indices")]
+    indices = experts_inputs(node).get("indices")
     found = None if indices is None else choice_behind(indices)
     return None if found is None else found[0].producer()
 
@@ -115,7 +114,7 @@ def follows_plain_choice(node: ir.Node) -> bool:
 
 
 def _whole(node: ir.Node) -> ExpertsSite:
-    given = dict(zip(_INPUTS, node.inputs, strict=False))
+    given = experts_inputs(node)
     attributes: dict[str, AttributeValue] = {name: attribute.value for name, attribute in node.attributes.items()}
     choice = _choice(node)
     rows = dim(given["fc1_weights"], 1)
