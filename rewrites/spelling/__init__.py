@@ -50,7 +50,7 @@ def respell(model: ir.Model) -> int:
     Returns:
         The number of replacements.
     """
-    routers = [node for node in model.graph.all_nodes() if is_op(node, "TopK") and _is_router(node)]
+    routers = [node for node in model.graph.all_nodes() if is_op(node, "TopK") and _looks_like_router(node)]
     names = Names(model.graph) if routers else None
     replaced = 0 if names is None else _respell_indexing(model, names)
     for topk in routers:
@@ -70,7 +70,8 @@ def _respell_indexing(model: ir.Model, names: Names) -> int:
     return replaced
 
 
-def _is_router(topk: ir.Node) -> bool:
+def _looks_like_router(topk: ir.Node) -> bool:
+    """Whether it chooses experts, be it in a form that is no FusedRouter yet."""
     try:
         router_width(topk)
     except Refusal as refusal:
