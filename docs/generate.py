@@ -318,7 +318,7 @@ def _sweep_section() -> Iterable[str]:
     yield _machine(record)
     for shape, by_tokens in sweep.by_shape(record["rows"]).items():
         yield f"#### {shape}\n"
-        yield _table(sweep.HEAD, (sweep.cells(tokens, loads) for tokens, loads in by_tokens.items()))
+        yield _table(*sweep.table(by_tokens))
     yield sweep.findings(record["slower_than_more_tokens"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from docs.line_plots import Line, Panel, Style, line_plots
@@ -13,7 +14,8 @@ HEADER = """\
 us per layer, router and experts, by our launchers in a CUDA graph, with the experts' choice drawn evenly, by Zipf's law
 (the n-th most popular expert 1 / n as likely as the first), and with one expert as every token's first; "contrib" is
 the contrib op in a session with a CUDA graph on even choices. GB/s and its share of a large copy's bandwidth count the
-bytes of the experts chosen, each once, TFLOP/s the products of tokens and their experts; both on even choices.
+bytes of the experts chosen, each once, TFLOP/s the products of tokens and their experts; both on even choices. Columns
+of which nothing was measured in a shape are left out.
 `python -m benchmarks.experts --sweep` measures again:
 
 ```sh gpu
@@ -45,7 +47,15 @@ def by_shape(rows: Rows) -> dict[str, dict[int, dict[str, Mapping[str, Any]]]]:
     return {shape: result[shape] for shape in order}
 
 
-def cells(tokens: int, loads: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def table(by_tokens: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and the lines of a shape's table, without columns of which nothing was measured."""
+    lines = [_cells(tokens, loads) for tokens, loads in by_tokens.items()]
+    measured = [any(column) for column in zip(*lines, strict=True)]
+    head, *lines = (tuple(compress(line, measured)) for line in (HEAD, *lines))
+    return head, lines
+
+
+def _cells(tokens: int, loads: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """A line of a shape's table: what was not measured stays empty."""
     even = loads.get("uniform", {})
 

@@ -29,13 +29,14 @@ ROWS = [
 def test_a_line_has_what_was_measured() -> None:
     shapes = sweep.by_shape(ROWS)
     assert {shape: list(by_tokens) for shape, by_tokens in shapes.items()} == {"dense": [1, 4], "fp8": [2]}
-    lines = [sweep.cells(tokens, loads) for by_tokens in shapes.values() for tokens, loads in by_tokens.items()]
-    assert lines == [
-        ("1", "10.00", "12.35", "", "30.00", "0.33", "900", "22.5", "1.0"),
-        ("4", "20.00", "", "", "40.00", "0.50", "1000", "25.0", "2.0"),
-        ("2", "", "", "7.00", "", "", "", "", ""),
-    ]
-    assert all(len(line) == len(sweep.HEAD) for line in lines)
+    assert sweep.table(shapes["dense"]) == (
+        ("tokens", "even", "Zipf", "contrib", "even / contrib", "GB/s", "% of copy", "TFLOP/s"),
+        [
+            ("1", "10.00", "12.35", "30.00", "0.33", "900", "22.5", "1.0"),
+            ("4", "20.00", "", "40.00", "0.50", "1000", "25.0", "2.0"),
+        ],
+    )
+    assert sweep.table(shapes["fp8"]) == (("tokens", "one first"), [("2", "7.00")])
 
 
 def test_findings_are_listed() -> None:
