@@ -1,10 +1,11 @@
-// One layer of FusedExperts on Hopper, for any number of tokens: a grouped product on wgmma.
+// One layer of FusedExperts on Hopper, for any number of tokens: a grouped product, on wgmma, or on mma.sync where
+// experts have few rows each (fused_experts_gemm_sparse.cuh).
 //
-// Weights are the instruction's 64 rows and tokens its N columns, so that N follows what an expert has. A block runs on
-// each multiprocessor: one warpgroup fills a ring of stages, weights by the bulk tensor copy and rows of tokens,
-// wherever they lie, by 16-byte copies; two warpgroups, or four, multiply and finish. FC1 with gates has the map bring
-// 8 gates, then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order in one
-// accumulator each: a token's results depend on nothing else in its tile.
+// Weights are the instruction's 64 rows, or 16, and tokens its N columns, so that N follows what an expert has. A block
+// runs on each multiprocessor, or two: one warpgroup fills a ring of stages, weights by the bulk tensor copy and rows
+// of tokens, wherever they lie, by 16-byte copies; two warpgroups, or four, multiply and finish. FC1 with gates has the
+// map bring 8 gates, then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order,
+// in one accumulator each, or in two on mma.sync: a token's results depend on nothing else in its tile.
 #pragma once
 
 #include "kernels/fused_experts_gemm_finish.cuh"
