@@ -20,7 +20,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml $(NATIVE) scripts/ort_headers.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	scripts/ort_headers.sh $(HEADERS)
-	@echo "installing, and building the library: a few minutes"
+	@echo "installing, and building the library: a minute or two, and some seven more for CUDA kernels"
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev]'
 	touch $@
 
