@@ -66,6 +66,13 @@ def test_a_hundred_thousand_nodes_without_experts() -> None:
     ],
 )
 def test_time_grows_with_the_nodes(builder: str, once: tuple[int, ...], twice: tuple[int, ...]) -> None:
-    ((fewer, _, short), (more, _, long)), _ = measure(builder, once, twice)
-    assert 1.8 < more / fewer < 2.2
+    """Each measured again where another process was in the way, and the least counts: that is what the code takes."""
+    short = long = float("inf")
+    for _ in range(4):
+        figures, _ = measure(builder, once, twice)
+        (fewer, _, first), (more, _, second) = figures
+        assert 1.8 < more / fewer < 2.2
+        short, long = min(short, first), min(long, second)
+        if long / short < 2.5:
+            break
     assert long / short < 3

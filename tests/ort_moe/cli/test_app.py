@@ -41,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_is_immediate() -> None:
-    """Processor time, for other tests may run at the same moment; the best of three."""
+    """Processor time, for other tests may run at the same moment; the best of ten, as far as they are needed."""
 
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -49,7 +49,7 @@ def test_help_is_immediate() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds() for _ in range(3)) < SECONDS
+    assert any(seconds() < SECONDS for _ in range(10))
 
 
 def test_full_disk_behind_stdout_is_one_sentence() -> None:

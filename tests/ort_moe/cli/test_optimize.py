@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import onnx
@@ -253,9 +252,7 @@ def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) ->
         assert process.stdout.readline() == "verifying\n"
         assert len(list(source.parent.iterdir())) == 2  # the model, and what is staged
         process.send_signal(number)
-        started = time.monotonic()
-        assert process.wait(timeout=30) != 0
-        assert time.monotonic() - started < 30
+        assert process.wait(timeout=30) != 0  # less than the 60 s that it would verify
     assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
 
 
