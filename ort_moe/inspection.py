@@ -122,30 +122,28 @@ class Inspection(Printable):
             Text(f"{self.model}: {size}, {byte_size(self.weight_bytes)} of weights"),
         ]
         if self.layers:
-            parts.append(self._layers_table())
-            parts.append(Text(self._reading_text()))
+            parts += [self._layers_table(), self._weights_table(), Text(self._reading_text())]
         parts.append(Text(self._capture_text()))
         return Group(*parts)
 
     def _layers_table(self) -> RenderableType:
         from rich.text import Text
 
-        listing = table(
-            *("layer", "node", "is a", "E", "K", "router", "experts' weights", "per token", "optimised"),
-            numbers=("layer", "E", "K", "per token", "optimised"),
-            prose=("is a", "router", "experts' weights"),
-        )
+        listing = table("layer", "node", "is a", "E", "K", "router", numbers=("layer", "E", "K"), prose=("router",))
+        for number, layer in enumerate(self.layers):
+            experts, k = str(layer.experts or "?"), str(layer.k or "?")
+            listing.add_row(str(number), Text(layer.node), layer.kind, experts, k, layer.router)
+        return listing
+
+    def _weights_table(self) -> RenderableType:
+        headings = ("layer", "experts' weights", "per token", "optimised")
+        listing = table(*headings, numbers=("layer", "per token", "optimised"), prose=("experts' weights",))
         for number, layer in enumerate(self.layers):
             read, optimized = layer.bytes_per_token, layer.optimized_bytes_per_token
             weights = [*map(str, layer.weights), *(["all experts for every token"] if layer.all_experts else [])]
             weights += ["copied for every token"] if layer.copied else []
             listing.add_row(
                 str(number),
-                Text(layer.node),
-                layer.kind,
-                str(layer.experts or "?"),
-                str(layer.k or "?"),
-                layer.router,
                 "\n".join(weights) or "not recognised",
                 "?" if read is None else byte_size(read),
                 "stays" if optimized is None else byte_size(optimized),

@@ -17,7 +17,8 @@ from tests.ort_moe.conftest import SetWheels
 from tests.ort_moe.tiny_models import fused, save
 
 
-def test_inspect(ort_moe: Command, source: Path) -> None:
+def test_inspect(ort_moe: Command, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     outcome = ort_moe("inspect", source)
     assert outcome.code == ExitCode.DONE
     assert "softmax, top 2" in outcome.out
@@ -57,12 +58,12 @@ def test_explain_layer(ort_moe: Command, source: Path) -> None:
 
 
 def test_explain_for_a_target(ort_moe: Command, tmp_path: Path) -> None:
-    onnx.save(ContribCase(weight_format="int8").model(), tmp_path / "qmoe.onnx")
+    onnx.save(ContribCase(weight_format="fp8").model(), tmp_path / "qmoe.onnx")
     left = ort_moe("explain", tmp_path / "qmoe.onnx").out
     assert "moe makes the choice itself" in left
     assert "OM023 contrib-is-faster" in left
     assert "nothing to fuse" not in left
-    assert "weights in int8" in ort_moe("explain", tmp_path / "qmoe.onnx", "--target", "cpu").out
+    assert "weights in fp8" in ort_moe("explain", tmp_path / "qmoe.onnx", "--target", "cpu").out
 
 
 def test_doctor(ort_moe: Command) -> None:
