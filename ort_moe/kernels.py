@@ -139,6 +139,11 @@ def _launch(name: str, call: ctypes.Structure, stream: int) -> None:
         raise RuntimeError(error.decode())
 
 
+def _bytes(name: str, call: ctypes.Structure) -> int:
+    size: int = _function(name)(ctypes.byref(call))
+    return size
+
+
 def _dtype_number(dtype: str) -> int:
     if dtype not in ACTIVATION_TYPES:
         raise ValueError(f"dtype must be one of {', '.join(ACTIVATION_TYPES)}, but is {dtype!r}")
@@ -218,8 +223,7 @@ def router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int) -> in
     """Bytes of scratch that `fused_router` needs to build maps; may be 0."""
     wanted = dict.fromkeys(_MAPS, 1)
     call = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
-    size: int = _function("ort_moe_router_scratch_bytes")(ctypes.byref(call))
-    return size
+    return _bytes("ort_moe_router_scratch_bytes", call)
 
 
 def routing_maps(
@@ -253,8 +257,7 @@ def routing_maps(
 def routing_maps_scratch_bytes(*, tokens: int, k: int, experts: int) -> int:
     """Bytes of scratch that `routing_maps` needs; may be 0."""
     call = _RoutingMapsCall(tokens=tokens, k=k, experts=experts)
-    size: int = _function("ort_moe_routing_maps_scratch_bytes")(ctypes.byref(call))
-    return size
+    return _bytes("ort_moe_routing_maps_scratch_bytes", call)
 
 
 def permute_tokens(
@@ -308,8 +311,7 @@ def permute_tokens(
 def permute_tokens_scratch_bytes(*, tokens: int, hidden: int, k: int, experts: int) -> int:
     """Bytes of scratch that `permute_tokens` needs; may be 0."""
     call = _PermuteTokensCall(tokens=tokens, hidden=hidden, k=k, experts=experts)
-    size: int = _function("ort_moe_permute_tokens_scratch_bytes")(ctypes.byref(call))
-    return size
+    return _bytes("ort_moe_permute_tokens_scratch_bytes", call)
 
 
 def finalize_routing(
@@ -451,8 +453,7 @@ def fused_experts_scratch_bytes(
     shape = _experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype)
     weight_on = _choice("weight_on", config.weight_on, FUSED_EXPERTS)
     call = _FusedExpertsCall(**shape, weight_on=weight_on, **(dict.fromkeys(_MAPS, 1) if with_maps else {}))
-    size: int = _function("ort_moe_fused_experts_scratch_bytes")(ctypes.byref(call))
-    return size
+    return _bytes("ort_moe_fused_experts_scratch_bytes", call)
 
 
 def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from ort_moe.cli.console import print_json, progress, show
 
 def inspect(
     model: ModelPath,
-    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A second one: show what changed.")] = None,
+    other: Annotated[Path | None, typer.Argument(metavar="OTHER", help="A second one: show what changed.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the MoE view of a model; of two models, what changed.

@@ -13,7 +13,7 @@ from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
 Row = TypeVar("Row")
 
 
-def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One operator, in full.")] = None) -> None:
+def ops(name: Annotated[str | None, typer.Argument(metavar="NAME", help="One operator, in full.")] = None) -> None:
     """List the operators, or show one."""
     from ort_moe.printable import table
 
@@ -26,7 +26,7 @@ def ops(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One o
     show(listing)
 
 
-def rules(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = None) -> None:
+def rules(name: Annotated[str | None, typer.Argument(metavar="NAME", help="One rule, in full.")] = None) -> None:
     """List the rewrite rules, or show one."""
     from rich.text import Text
 

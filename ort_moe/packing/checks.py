@@ -160,6 +160,23 @@ def check_e2m1_layer(
     check_global_scale(weight_format, name, global_scale, experts)
 
 
+def check_declared(
+    weight_format: str, name: str, weights: npt.NDArray[Any], scales: tuple[int, int, int], block: int
+) -> None:
+    """Checks e2m1 weights of a QMoE that are of the shape (E, D, N / 2), beside checked scales (E, N, D / block).
+
+    Raises:
+        ValueError: They are of another type or shape, or N is odd.
+    """
+    experts, rows, blocks = scales
+    declared = (experts, blocks * block, rows // 2)
+    if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
+        raise ValueError(
+            f"{weight_format}: '{name}' of a QMoE must be uint8 of shape (E, D, N / 2) = {declared} to go with scales "
+            f"of shape {scales}, but is {weights.dtype} of shape {weights.shape}"
+        )
+
+
 def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
     """Checks the layers that are to become one.
 

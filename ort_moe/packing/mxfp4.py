@@ -149,14 +149,9 @@ def from_qmoe(
     """
     checks.check_word("mxfp4", "packed_along", packed_along, _PackedAlong)
     bits = _e8m0_bits(scales)
-    experts, rows, blocks = checks.check_block_scales("mxfp4", name, bits, np.uint8, BLOCK)
+    shape = checks.check_block_scales("mxfp4", name, bits, np.uint8, BLOCK)
     if packed_along == "N":
-        declared = (experts, blocks * BLOCK, rows // 2)
-        if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
-            raise ValueError(
-                f"mxfp4: '{name}' of a QMoE must be uint8 of shape (E, D, N / 2) = {declared} to go with scales of "
-                f"shape {bits.shape}, but is {weights.dtype} of shape {weights.shape}"
-            )
+        checks.check_declared("mxfp4", name, weights, shape, BLOCK)
         weights = arrays.packed_along_the_other_axis(weights)
     layer = Mxfp4(weights, bits, global_scale)
     check(layer, name)

@@ -159,13 +159,8 @@ def from_qmoe(
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
     checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
-    experts, rows, blocks = checks.check_block_scales("nvfp4", name, scales, SCALE_DTYPE, BLOCK)
-    declared = (experts, blocks * BLOCK, rows // 2)
-    if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:
-        raise ValueError(
-            f"nvfp4: '{name}' of a QMoE must be uint8 of shape (E, D, N / 2) = {declared} to go with scales of shape "
-            f"{scales.shape}, but is {weights.dtype} of shape {weights.shape}"
-        )
+    experts, rows, blocks = shape = checks.check_block_scales("nvfp4", name, scales, SCALE_DTYPE, BLOCK)
+    checks.check_declared("nvfp4", name, weights, shape, BLOCK)
     if packed_along == "K":
         packed = weights.reshape(experts, rows, blocks * BLOCK // 2)
     else:
