@@ -49,3 +49,16 @@ def test_the_readme_quotes_the_recorded_times() -> None:
         assert re.findall(r"[\d.]+", times) == [
             f"{row[name]:.1f}" for name in ("unfused_ort_us", "ours_ort_us", "peer_us")
         ]
+
+
+def test_the_readme_quotes_the_recorded_layers() -> None:
+    root = Path(__file__).parents[2]
+    rows = json.loads((root / "benchmarks/results/expert_sweep.json").read_text(encoding="utf-8"))["rows"]
+    recorded = [row for row in rows if row["load"] == "uniform" and "contrib_us" in row]
+    page = (root / "README.md").read_text(encoding="utf-8")
+    head, _, *lines = page[page.index("| weights, experts / chosen") :].split("\n\n", 1)[0].splitlines()
+    tokens = [int(cell) for cell in re.findall(r"\d+", head)]
+    quoted = [[tuple(map(int, re.findall(r"\d+", cell))) for cell in line.split("|")[2:-1]] for line in lines]
+    shapes = list(dict.fromkeys(row["shape"] for row in recorded))
+    times = {(r["shape"], r["tokens"]): (round(r["layer_us"]), round(r["contrib_us"])) for r in recorded}
+    assert sorted(quoted) == sorted([times[shape, count] for count in tokens] for shape in shapes)
