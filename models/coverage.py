@@ -117,11 +117,12 @@ def contrib_outcome(fixture: Fixture) -> str:
     """Rewrite the fixture for `contrib` and say what became of its block: the node's type, or why there is none."""
     import onnx_ir as ir
 
+    from ort_moe.node_kinds import is_contrib_moe
     from ort_moe.rewrites import rewrite
 
     model = ir.load(fixture.path)
     result = rewrite(model, target="contrib")
-    written = [node.op_type for node in model.graph.all_nodes() if node.domain == "com.microsoft"]
+    written = [node.op_type for node in model.graph.all_nodes() if is_contrib_moe(node)]
     if written:
         return f"`{written[0]}`"
     findings = [finding for site in (*result.experts, *result.sites) for finding in site.findings]

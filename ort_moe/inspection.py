@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.expert_weights import ExpertWeight, expert_weights, fused_stacks, stack
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers
-from ort_moe.node_kinds import is_contrib_moe, is_experts
-from ort_moe.ops import DOMAIN, FUSED_ROUTER
+from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router
+from ort_moe.ops import FUSED_ROUTER
 from ort_moe.printable import Printable, byte_size, table
 from ort_moe.router_wording import phrase
 from ort_moe.wording import counted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Version of the JSON documents; any change of their form raises it."""
 
-_CHOICES = ("FusedRouter", "TopK", "ArgMax")
+_CHOICES = (FUSED_ROUTER.name, "TopK", "ArgMax")
 """What chooses experts; their indices are the last output."""
 
 _CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9, 11, 12, 13)}
@@ -260,9 +260,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     )
     blockers = tuple(capture_blockers(model.graph))
     contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if is_contrib_moe(node)]
-    fused_before = {
-        node.name for node in model.graph.all_nodes() if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name)
-    }
+    fused_before = {node.name for node in model.graph.all_nodes() if is_router(node)}
     # The experts stay: what is read of their weights is told of the model as it is.
     sites = rewrite(model, skip=(*EXPERTS_RULES, CONTRIB_RULE.name)).sites
     routing = {(site.graph, site.node): site for site in sites if not _is_no_router(site)}

@@ -1,10 +1,10 @@
-"""Which nodes hold experts: ours, with their inputs by name, and those of ONNX Runtime."""
+"""Which nodes hold routers and experts: ours, those with their inputs by name, and ONNX Runtime's."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -14,6 +14,11 @@ CONTRIB = "com.microsoft"
 
 CONTRIB_MOE = ("MoE", "QMoE")
 """Those that hold a router and its experts."""
+
+
+def is_router(node: ir.Node | None) -> bool:
+    """Whether the node is a FusedRouter."""
+    return node is not None and node.domain == DOMAIN and node.op_type == FUSED_ROUTER.name
 
 
 def is_experts(node: ir.Node | None) -> bool:

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError, VerificationError
-from ort_moe.node_kinds import is_contrib_moe, is_experts
-from ort_moe.ops import DOMAIN, FUSED_ROUTER
+from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router
+from ort_moe.ops import FUSED_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -175,7 +175,7 @@ def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
     return Counter(
         (node.op_type, repr([(name, node.attributes[name].value) for name in sorted(node.attributes)]))
         for node in model.graph.all_nodes()
-        if (node.domain, node.op_type) == (DOMAIN, FUSED_ROUTER.name) or is_experts(node) or is_contrib_moe(node)
+        if is_router(node) or is_experts(node) or is_contrib_moe(node)
     )
 
 

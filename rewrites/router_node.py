@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ort_moe.node_kinds import is_router as is_router  # beside Router, for all who read one
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.values import Array, dim
 
@@ -146,11 +147,6 @@ class Router:
         node.metadata_props.update(self.node.metadata_props)
         node.metadata_props[ABSORBED] = ",".join((*self.absorbed, rule))
         return weights, indices
-
-
-def is_router(node: ir.Node | None) -> bool:
-    """Whether the node is a FusedRouter."""
-    return node is not None and node.domain == DOMAIN and node.op_type == FUSED_ROUTER.name
 
 
 def take_width(value: ir.Value, other: ir.Value) -> None:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from ort_moe.node_kinds import CONTRIB
+
 if TYPE_CHECKING:
     import onnx
 
 _SHAPED_LIKE_INPUT = {
     ("", "SimplifiedLayerNormalization"),
     *(
-        ("com.microsoft", op_type)
+        (CONTRIB, op_type)
         for op_type in (
             "BiasGelu", "BiasSoftmax", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization",
             "SkipSimplifiedLayerNormalization",
@@ -78,7 +80,7 @@ def _write_graph(graph: ir.Graph, proto: onnx.GraphProto) -> None:
             )
             _write_value(value, proto.value_info.add())
     for node in graph:
-        if (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits") and "N" in node.attributes:
+        if (node.domain, node.op_type) == (CONTRIB, "MatMulNBits") and "N" in node.attributes:
             _write_product(node, proto)
         else:
             _write_node(node, proto.node.add())

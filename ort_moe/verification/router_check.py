@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.ops import DOMAIN, FUSED_ROUTER
+from ort_moe.node_kinds import is_router
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import (
     RUNS_NOWHERE,
@@ -96,7 +96,7 @@ def find_sites(
     known = names_in(original)
     sites: list[RouterSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
-        if node.domain != DOMAIN or node.op_type != FUSED_ROUTER.name or node in without:
+        if not is_router(node) or node in without:
             continue
         found = _site(node, known, optimized.graph)
         sites.append(SiteCheck(node.name or "", "skipped", detail=found) if isinstance(found, str) else found)
