@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations, tensors_of
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
+from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import onnx
@@ -418,9 +419,9 @@ def _check_external_data(path: Path, model: ir.Model) -> None:
             )
     if missing:
         location, tensors = next(iter(missing.items()))
-        others = f" (and {len(missing) - 1} more files)" if len(missing) > 1 else ""
+        others = f" (and {counted(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
         raise ModelError(
-            f"{path}: external data '{location}' is missing, {tensors} tensors lie in it{others}: "
+            f"{path}: external data '{location}' is missing, with {counted(tensors, 'tensor')} in it{others}: "
             "it must lie beside the model"
         )
 

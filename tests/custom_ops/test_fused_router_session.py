@@ -136,7 +136,7 @@ def test_missing_mixer_threshold() -> None:
 
 
 def test_mixer_threshold_elsewhere_is_tolerated() -> None:
-    router_session(faulty(SOFTMAX | {"mixer_threshold": 0.5}))
+    assert router_session(faulty(SOFTMAX | {"mixer_threshold": 0.5})).get_outputs()
 
 
 @pytest.mark.parametrize(
