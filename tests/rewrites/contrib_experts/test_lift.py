@@ -12,7 +12,7 @@ import pytest
 
 from ort_moe import library
 from ort_moe.rewrites import RewriteResult, rewrite
-from tests.contrib_models import EXPERTS, HIDDEN, INNER, ContribCase, K
+from tests.contrib_models import BESIDE_ORT, EXPERTS, HIDDEN, INNER, ContribCase, K
 from tests.pairwise import pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -125,11 +125,13 @@ def built(fields: dict[str, Any]) -> ContribCase:
     return ContribCase(**{**fields, **fields["activation"]})
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_moe(fields: dict[str, Any]) -> None:
     assert_lifts(built(fields))
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize("fields", QUANTIZED, ids=str)
 def test_integers(fields: dict[str, Any]) -> None:
     case = built(fields)
@@ -150,6 +152,7 @@ def test_integers(fields: dict[str, Any]) -> None:
         assert_lifts(case)
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nvfp4_packed_along_k(dtype: str) -> None:
     case = ContribCase(weight_format="nvfp4", layout="K", dtype=dtype, bias=True)
@@ -208,6 +211,7 @@ def test_weights_in_external_data_are_read_where_they_lie(tmp_path: Any) -> None
     assert difference(got, run(case.dense(), case.feeds())) <= TOLERANCE["float32"]
 
 
+@BESIDE_ORT
 def test_weights_that_stay_as_they_are() -> None:
     """The CPU's kernel for nvfp4 takes router weights that are not to be normalised as all others do."""
     case = ContribCase(weight_format="nvfp4", layout="K", router_weights=True, normalize=0)
@@ -216,6 +220,7 @@ def test_weights_that_stay_as_they_are() -> None:
     assert difference(got, run(case.model(), case.feeds())) <= COARSE
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize("with_library", [False, True])
 def test_no_tokens(with_library: bool) -> None:
     case = ContribCase(rank=3)
@@ -224,6 +229,7 @@ def test_no_tokens(with_library: bool) -> None:
     assert got.shape == (1, 0, HIDDEN)
 
 
+@BESIDE_ORT
 def test_a_router_of_router_weights_grows() -> None:
     """`router_probs` = scores + bias and `router_weights` = scores are a FusedRouter with a bias."""
     case = ContribCase(weight_format="int4", router_weights=True)

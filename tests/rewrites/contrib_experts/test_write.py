@@ -14,7 +14,7 @@ from onnx import compose
 import models.fixtures
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.rewrites import RewriteResult, rewrite
-from tests.contrib_models import ContribCase
+from tests.contrib_models import BESIDE_ORT, ContribCase
 from tests.rewrites.blocks import HIDDEN, TOKENS, cpu_session
 from tests.rewrites.contrib_experts.test_lift import TOLERANCE, difference, run
 from tests.rewrites.experts.experts_models import SILU, Experts
@@ -69,6 +69,7 @@ def test_a_block_becomes_a_contrib_node(experts: Experts, attributes: Mapping[st
     assert not rewrite(model, target="contrib").modified
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize(
     "name",
     [
@@ -194,6 +195,7 @@ def _merged(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
     return compose.merge_models(a, b, [(a.graph.output[0].name, b.graph.input[0].name)])
 
 
+@BESIDE_ORT
 @pytest.mark.parametrize("weight_format", ["dense", "int4", "int8"])
 @pytest.mark.parametrize("fusion", [1, 2])
 def test_what_was_lifted_goes_back(weight_format: str, fusion: int) -> None:
