@@ -238,8 +238,9 @@ def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) ->
     """A real process, stopped while it verifies."""
     code = (
         "import signal, time, ort_moe.verification, ort_moe.cli\n"
-        # A shell has SIGINT ignored by what it runs in the background, these tests among it.
+        # Shells have SIGINT ignored by what they run in the background, and nohup SIGHUP: these tests, too.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "def wait(*_):\n    print('verifying', flush=True)\n    time.sleep(60)\n"
         "ort_moe.verification.verify = wait\n"
         f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(source.with_name('out.onnx'))!r}, "
