@@ -1,4 +1,4 @@
-"""Names for new values and nodes: unlike any in the graph, and any in its subgraphs, which see those around them."""
+"""Names of values and nodes: new ones unlike any in a graph and its subgraphs, and old ones for what takes a place."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ class Names:
         self._next[base] = number
         self._taken.add(name)
         return name
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let all that reads `old`, outputs of its graph too, read `new` by the name of `old`, which has none any more."""
+    kept = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name = kept

@@ -20,7 +20,7 @@ from ort_moe.rewrites.contrib_experts.write import (
     integer_packing,
     with_gates_interleaved,
 )
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import Array, integer
 
@@ -55,8 +55,7 @@ def respell_for_cpu(model: ir.Model) -> int:
         model.graph.insert_before(node, new)
         kept = node.outputs[0]
         new.outputs[0].type, new.outputs[0].shape = kept.type, kept.shape
-        kept.replace_all_uses_with(new.outputs[0], replace_graph_outputs=True)
-        kept.name, new.outputs[0].name = None, kept.name
+        take_over(kept, new.outputs[0])
         model.graph.remove(node, safe=True)
         respelt += 1
     return respelt

@@ -14,7 +14,7 @@ from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
 from ort_moe.rewrites.contrib_experts.sources import register, require_unshared
 from ort_moe.rewrites.contrib_experts.speed import why_slower
 from ort_moe.rewrites.experts.node import FORM, Writer
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import ABSORBED, canonical
 from ort_moe.rewrites.rule import Refusal, RuleInfo
 from ort_moe.rewrites.values import rank
@@ -102,11 +102,9 @@ def _replace(block: ContribBlock, names: Names) -> ir.Node:
     if rows is not x:
         result.name = names.unused("val")
         result = writer.like(result, x)
-    kept, result.type, result.shape = y.name, y.type, y.shape
-    y.replace_all_uses_with(result, replace_graph_outputs=True)
+    result.type, result.shape = y.type, y.shape
+    take_over(y, result)
     graph.remove(node, safe=True)
-    y.name = None
-    result.name = kept
     return experts
 
 

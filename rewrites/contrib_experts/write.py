@@ -22,7 +22,7 @@ from ort_moe.rewrites.contrib_experts.sources import (
     require_unshared,
 )
 from ort_moe.rewrites.experts.node import Writer
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
@@ -118,10 +118,7 @@ def write(planned: Plan, names: Names) -> ir.Node:
     if planned.residual is not None:
         result.name = names.unused("val")
         result = writer.insert("Add", [result, planned.residual], {}, x.dtype, y.shape)
-    kept = y.name
-    y.replace_all_uses_with(result, replace_graph_outputs=True)
-    y.name = None
-    result.name = kept
+    take_over(y, result)
     discard(node)
     return contrib
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ort_moe.rewrites.experts.layer import gathered, through_transposes
 from ort_moe.rewrites.experts.node import Writer
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.values import RESHAPING, is_op, operands, producer, rank, through
 
 
@@ -44,11 +44,8 @@ def spell_einsums(model: ir.Model) -> int:
             continue
         old = node.outputs[0]
         result.type, result.shape = old.type, old.shape or result.shape
-        kept = old.name
-        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        take_over(old, result)
         graph.remove(node, safe=True)
-        old.name = None
-        result.name = kept
         spelled += 1
     return spelled
 

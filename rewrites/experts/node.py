@@ -13,7 +13,7 @@ from ort_moe.node_kinds import is_experts
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant, require_unread
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
@@ -121,11 +121,8 @@ def replace(block: ExpertsBlock, form: str, names: Names, copies: dict[Constant,
     y.type, y.shape = old.type, old.shape
     if rank(x) == rank(old) and x.shape is not None and old.shape is not None:
         y.shape = ir.Shape([*x.shape[:-1], old.shape[-1]])  # a sum over choices does not tell the number of tokens
-    kept = old.name
-    old.replace_all_uses_with(y, replace_graph_outputs=True)
+    take_over(old, y)
     casts = [_cast_names(value) for value in (block.weights, block.indices)]
-    old.name = None
-    y.name = kept
     discard(ending)
     for value, taken in zip((block.weights, block.indices), casts, strict=True):
         _take_name(value, taken, graph)

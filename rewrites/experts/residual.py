@@ -22,7 +22,7 @@ from ort_moe.rewrites.computed_shapes import Length, follow, looked_up, target_e
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.experts.sums import rounded_sum
 from ort_moe.rewrites.experts.tokens import require_as_many
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.tidy import discard
@@ -248,13 +248,11 @@ def _put_in_place(y: ir.Value, found: _Reader, result: ir.Value, names: Names, *
             views.append(node.outputs[0])
             if not keeps_casts and y.type is not None:
                 views[-1].type = y.type
-    last, kept = views[-1], result.name
+    last = views[-1]
     for view in views[:-1]:
         view.name = names.unused("val")  # what had these names was not added to, or not multiplied
     last.shape = result.shape if last.shape is None else last.shape
-    result.replace_all_uses_with(last, replace_graph_outputs=True)
-    result.name = None
-    last.name = kept
+    take_over(result, last)
     discard(result.producer())
     for node in found.between:
         discard(node)

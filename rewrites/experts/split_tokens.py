@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ort_moe.rewrites.computed_shapes import Length, target_entries
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.fixed_lengths import fixed_integers
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.values import (
     FLOATS,
     RESHAPING,
@@ -48,11 +48,8 @@ def join_tokens(model: ir.Model) -> int:
         cut = [target, writer.integers([1], "starts"), writer.integers([4], "ends"), writer.integers([0], "axes")]
         shape = writer.insert("Slice", cut, {}, ir.DataType.INT64, ir.Shape([3]))
         result = writer.insert("Reshape", [total, shape], {}, y.dtype, y.shape)
-        kept = y.name
-        y.replace_all_uses_with(result, replace_graph_outputs=True)
+        take_over(y, result)
         graph.remove(node, safe=True)
-        y.name = None
-        result.name = kept
         joined += 1
     return joined
 
