@@ -8,32 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 from ort_moe.experts_config import ExpertsConfig
-from ort_moe.library import library_path
-from ort_moe.ops import ACTIVATION_TYPES, FUSED_EXPERTS, FUSED_ROUTER, ROUTING_MAPS, Op
+from ort_moe.kernel_calls import MAPS, addresses, choice_number, dtype_number, launch, scratch_bytes
+from ort_moe.kernel_calls import RoutingMaps as RoutingMaps
+from ort_moe.ops import FUSED_EXPERTS, FUSED_ROUTER
 from ort_moe.router_config import RouterConfig
-
-_MAPS = tuple(tensor.name for tensor in ROUTING_MAPS)
-
-
-@dataclass(frozen=True)
-class RoutingMaps:
-    """Addresses of the four routing maps of T tokens with K choices each among E experts, R = T * K.
-
-    Attributes:
-        permuted_to_unpermuted: (R) int32.
-        unpermuted_to_permuted: (R) int32.
-        permuted_to_expert: (R) int32.
-        expert_first_token_offset: (E + 1) int64.
-    """
-
-    permuted_to_unpermuted: int
-    unpermuted_to_permuted: int
-    permuted_to_expert: int
-    expert_first_token_offset: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +43,7 @@ class _FusedRouterCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "selection_bias", "expert_scale", "weights", "indices")),
-        *((name, ctypes.c_void_p) for name in (*_MAPS, "scratch")),
+        *((name, ctypes.c_void_p) for name in (*MAPS, "scratch")),
         *((n, ctypes.c_int64) for n in ("rows", "experts", "k", "num_groups", "topk_groups", "group_score_top")),
         *((n, ctypes.c_int32) for n in ("dtype", "score", "score_after_topk", "bias_on", "weights_from", "normalize")),
         *((name, ctypes.c_float) for name in ("mixer_threshold", "group_fill", "normalize_eps", "normalize_min")),
@@ -75,7 +55,7 @@ class _RoutingMapsCall(ctypes.Structure):
     """OrtMoeRoutingMapsCall of custom_ops/kernels/routing_maps_c.cc."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("indices", *_MAPS, "scratch")),
+        *((name, ctypes.c_void_p) for name in ("indices", *MAPS, "scratch")),
         *((name, ctypes.c_int64) for name in ("tokens", "k", "experts")),
     )
 
@@ -84,7 +64,7 @@ class _PermuteTokensCall(ctypes.Structure):
     """OrtMoePermuteTokensCall of custom_ops/kernels/permute_tokens_c.cc."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "indices", "permuted_x", *_MAPS, "scratch")),
+        *((name, ctypes.c_void_p) for name in ("x", "indices", "permuted_x", *MAPS, "scratch")),
         *((name, ctypes.c_int64) for name in ("tokens", "hidden", "k", "experts")),
         ("dtype", ctypes.c_int32),
     )
@@ -111,47 +91,13 @@ class _FusedExpertsCall(ctypes.Structure):
     """OrtMoeFusedExpertsCall of custom_ops/kernels/fused_experts_c.cc."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weights", "indices", *_MAPS)),
+        *((name, ctypes.c_void_p) for name in ("x", "weights", "indices", *MAPS)),
         *((name, _ExpertLayer) for name in ("fc1", "fc2")),
         *((name, ctypes.c_void_p) for name in ("residual", "y", "scratch")),
         *((name, ctypes.c_int64) for name in ("tokens", "hidden", "inner", "experts", "k", "block_size")),
         *((n, ctypes.c_int32) for n in ("dtype", "weight_format", "activation", "gated", "gate_layout", "weight_on")),
         *((name, ctypes.c_float) for name in ("alpha", "beta", "limit")),
     )
-
-
-@cache
-def _function(name: str) -> Any:
-    """A C function of the library, which returns a size or, where it launches, null or an error."""
-    library = ctypes.CDLL(str(library_path()))
-    if not hasattr(library, name):
-        raise RuntimeError(f"{library_path()} was built without CUDA kernels: it has no {name}")
-    function = getattr(library, name)
-    launches = name.startswith("ort_moe_launch_")
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p) if launches else (ctypes.c_void_p,)
-    function.restype = ctypes.c_char_p if launches else ctypes.c_int64
-    return function
-
-
-def _launch(name: str, call: ctypes.Structure, stream: int) -> None:
-    error: bytes | None = _function(name)(ctypes.byref(call), stream)
-    if error is not None:
-        raise RuntimeError(error.decode())
-
-
-def _bytes(name: str, call: ctypes.Structure) -> int:
-    size: int = _function(name)(ctypes.byref(call))
-    return size
-
-
-def _dtype_number(dtype: str) -> int:
-    if dtype not in ACTIVATION_TYPES:
-        raise ValueError(f"dtype must be one of {', '.join(ACTIVATION_TYPES)}, but is {dtype!r}")
-    return ACTIVATION_TYPES.index(dtype)
-
-
-def _addresses(maps: RoutingMaps | None) -> dict[str, int]:
-    return {} if maps is None else {name: getattr(maps, name) for name in _MAPS}
 
 
 def fused_router(
@@ -195,7 +141,7 @@ def fused_router(
         expert_scale=expert_scale,
         weights=weights,
         indices=indices,
-        **_addresses(maps),
+        **addresses(maps),
         scratch=scratch,
         rows=rows,
         experts=experts,
@@ -203,11 +149,11 @@ def fused_router(
         num_groups=config.num_groups,
         topk_groups=config.topk_groups,
         group_score_top=config.group_score_top,
-        dtype=_dtype_number(dtype),
-        score=_choice("score", config.score),
+        dtype=dtype_number(dtype),
+        score=choice_number(FUSED_ROUTER, "score", config.score),
         score_after_topk=config.score_after_topk,
-        bias_on=_choice("bias_on", config.bias_on),
-        weights_from=_choice("weights_from", config.weights_from),
+        bias_on=choice_number(FUSED_ROUTER, "bias_on", config.bias_on),
+        weights_from=choice_number(FUSED_ROUTER, "weights_from", config.weights_from),
         normalize=config.normalize,
         mixer_threshold=config.mixer_threshold,
         group_fill=config.group_fill,
@@ -216,14 +162,14 @@ def fused_router(
         scale=config.scale,
         softcap=config.softcap,
     )
-    _launch("ort_moe_launch_fused_router", call, stream)
+    launch("ort_moe_launch_fused_router", call, stream)
 
 
 def router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int) -> int:
     """Bytes of scratch that `fused_router` needs to build maps; may be 0."""
-    wanted = dict.fromkeys(_MAPS, 1)
+    wanted = dict.fromkeys(MAPS, 1)
     call = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
-    return _bytes("ort_moe_router_scratch_bytes", call)
+    return scratch_bytes("ort_moe_router_scratch_bytes", call)
 
 
 def routing_maps(
@@ -250,14 +196,14 @@ def routing_maps(
     Raises:
         RuntimeError: The launch failed.
     """
-    call = _RoutingMapsCall(indices=indices, **_addresses(maps), scratch=scratch, tokens=tokens, k=k, experts=experts)
-    _launch("ort_moe_launch_routing_maps", call, stream)
+    call = _RoutingMapsCall(indices=indices, **addresses(maps), scratch=scratch, tokens=tokens, k=k, experts=experts)
+    launch("ort_moe_launch_routing_maps", call, stream)
 
 
 def routing_maps_scratch_bytes(*, tokens: int, k: int, experts: int) -> int:
     """Bytes of scratch that `routing_maps` needs; may be 0."""
     call = _RoutingMapsCall(tokens=tokens, k=k, experts=experts)
-    return _bytes("ort_moe_routing_maps_scratch_bytes", call)
+    return scratch_bytes("ort_moe_routing_maps_scratch_bytes", call)
 
 
 def permute_tokens(
@@ -297,21 +243,21 @@ def permute_tokens(
         x=x,
         indices=indices,
         permuted_x=permuted_x,
-        **_addresses(maps),
+        **addresses(maps),
         scratch=scratch,
         tokens=tokens,
         hidden=hidden,
         k=k,
         experts=experts,
-        dtype=_dtype_number(dtype),
+        dtype=dtype_number(dtype),
     )
-    _launch("ort_moe_launch_permute_tokens", call, stream)
+    launch("ort_moe_launch_permute_tokens", call, stream)
 
 
 def permute_tokens_scratch_bytes(*, tokens: int, hidden: int, k: int, experts: int) -> int:
     """Bytes of scratch that `permute_tokens` needs; may be 0."""
     call = _PermuteTokensCall(tokens=tokens, hidden=hidden, k=k, experts=experts)
-    return _bytes("ort_moe_permute_tokens_scratch_bytes", call)
+    return scratch_bytes("ort_moe_permute_tokens_scratch_bytes", call)
 
 
 def finalize_routing(
@@ -366,10 +312,10 @@ def finalize_routing(
         hidden=hidden,
         k=k,
         experts=experts,
-        dtype=_dtype_number(dtype),
+        dtype=dtype_number(dtype),
         routing_settled=routing_settled,
     )
-    _launch("ort_moe_launch_finalize_routing", call, stream)
+    launch("ort_moe_launch_finalize_routing", call, stream)
 
 
 def fused_experts(
@@ -421,21 +367,21 @@ def fused_experts(
         x=x,
         weights=weights,
         indices=indices,
-        **_addresses(maps),
+        **addresses(maps),
         fc1=_ExpertLayer(**vars(fc1)),
         fc2=_ExpertLayer(**vars(fc2)),
         residual=residual,
         y=y,
         scratch=scratch,
         **_experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype),
-        activation=_choice("activation", config.activation, FUSED_EXPERTS),
-        gate_layout=_choice("gate_layout", config.gate_layout, FUSED_EXPERTS),
-        weight_on=_choice("weight_on", config.weight_on, FUSED_EXPERTS),
+        activation=choice_number(FUSED_EXPERTS, "activation", config.activation),
+        gate_layout=choice_number(FUSED_EXPERTS, "gate_layout", config.gate_layout),
+        weight_on=choice_number(FUSED_EXPERTS, "weight_on", config.weight_on),
         alpha=config.alpha,
         beta=config.beta,
         limit=config.limit,
     )
-    _launch("ort_moe_launch_fused_experts", call, stream)
+    launch("ort_moe_launch_fused_experts", call, stream)
 
 
 def fused_experts_scratch_bytes(
@@ -451,24 +397,19 @@ def fused_experts_scratch_bytes(
 ) -> int:
     """Bytes of scratch that `fused_experts` needs with or without given maps; may be 0."""
     shape = _experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype)
-    weight_on = _choice("weight_on", config.weight_on, FUSED_EXPERTS)
-    call = _FusedExpertsCall(**shape, weight_on=weight_on, **(dict.fromkeys(_MAPS, 1) if with_maps else {}))
-    return _bytes("ort_moe_fused_experts_scratch_bytes", call)
+    weight_on = choice_number(FUSED_EXPERTS, "weight_on", config.weight_on)
+    call = _FusedExpertsCall(**shape, weight_on=weight_on, **(dict.fromkeys(MAPS, 1) if with_maps else {}))
+    return scratch_bytes("ort_moe_fused_experts_scratch_bytes", call)
 
 
 def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[str, int]:
     for name, size in sizes.items():
         if name != "tokens" and size < 1:
             raise ValueError(f"{name} must be at least 1, but is {size}")
-    weight_format = _choice("weight_format", config.weight_format, FUSED_EXPERTS)
+    weight_format = choice_number(FUSED_EXPERTS, "weight_format", config.weight_format)
     return sizes | {
         "block_size": config.block_size,
-        "dtype": _dtype_number(dtype),
+        "dtype": dtype_number(dtype),
         "weight_format": weight_format,
         "gated": config.gated,
     }
-
-
-def _choice(name: str, value: str, op: Op = FUSED_ROUTER) -> int:
-    """Number of an attribute's choice: the C++ enumerations have the order of the op table."""
-    return op.attribute(name).choices.index(value)

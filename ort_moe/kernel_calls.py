@@ -1,0 +1,82 @@
+"""Calling the library's launchers by ctypes: the functions, and what stands in their structures."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ort_moe.library import library_path
+from ort_moe.ops import ACTIVATION_TYPES, ROUTING_MAPS, Op
+
+MAPS = tuple(tensor.name for tensor in ROUTING_MAPS)
+"""The routing maps in the order of a structure."""
+
+
+@dataclass(frozen=True)
+class RoutingMaps:
+    """Addresses of the four routing maps of T tokens with K choices each among E experts, R = T * K.
+
+    Attributes:
+        permuted_to_unpermuted: (R) int32.
+        unpermuted_to_permuted: (R) int32.
+        permuted_to_expert: (R) int32.
+        expert_first_token_offset: (E + 1) int64.
+    """
+
+    permuted_to_unpermuted: int
+    unpermuted_to_permuted: int
+    permuted_to_expert: int
+    expert_first_token_offset: int
+
+
+@cache
+def _function(name: str) -> Any:
+    """A C function of the library, which returns a size or, where it launches, null or an error."""
+    library = ctypes.CDLL(str(library_path()))
+    if not hasattr(library, name):
+        raise RuntimeError(f"{library_path()} was built without CUDA kernels: it has no {name}")
+    function = getattr(library, name)
+    launches = name.startswith("ort_moe_launch_")
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p) if launches else (ctypes.c_void_p,)
+    function.restype = ctypes.c_char_p if launches else ctypes.c_int64
+    return function
+
+
+def launch(name: str, call: ctypes.Structure, stream: int) -> None:
+    """Calls a launcher.
+
+    Raises:
+        RuntimeError: It returned an error.
+    """
+    error: bytes | None = _function(name)(ctypes.byref(call), stream)
+    if error is not None:
+        raise RuntimeError(error.decode())
+
+
+def scratch_bytes(name: str, call: ctypes.Structure) -> int:
+    """What a function that tells a size returns."""
+    size: int = _function(name)(ctypes.byref(call))
+    return size
+
+
+def dtype_number(dtype: str) -> int:
+    """The number of a type of activations.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if dtype not in ACTIVATION_TYPES:
+        raise ValueError(f"dtype must be one of {', '.join(ACTIVATION_TYPES)}, but is {dtype!r}")
+    return ACTIVATION_TYPES.index(dtype)
+
+
+def choice_number(op: Op, name: str, value: str) -> int:
+    """Number of an attribute's choice: the C++ enumerations have the order of the op table."""
+    return op.attribute(name).choices.index(value)
+
+
+def addresses(maps: RoutingMaps | None) -> dict[str, int]:
+    """The addresses of routing maps by name; nothing of none."""
+    return {} if maps is None else {name: getattr(maps, name) for name in MAPS}
