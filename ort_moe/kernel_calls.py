@@ -33,19 +33,20 @@ class RoutingMaps:
 
 @cache
 def _function(name: str) -> Any:
-    """A C function of the library, which returns a size or, where it launches, null or an error."""
+    """A C function of the library, which returns a size or, where it launches or runs, null or an error."""
     library = ctypes.CDLL(str(library_path()))
     if not hasattr(library, name):
         raise RuntimeError(f"{library_path()} was built without CUDA kernels: it has no {name}")
     function = getattr(library, name)
-    launches = name.startswith("ort_moe_launch_")
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p) if launches else (ctypes.c_void_p,)
-    function.restype = ctypes.c_char_p if launches else ctypes.c_int64
+    launches, runs = name.startswith("ort_moe_launch_"), name.startswith("ort_moe_run_")
+    second = ((ctypes.c_void_p,) if launches else ()) + ((ctypes.c_int64,) if runs else ())
+    function.argtypes = (ctypes.c_void_p, *second)
+    function.restype = ctypes.c_char_p if second else ctypes.c_int64
     return function
 
 
 def launch(name: str, call: ctypes.Structure, stream: int) -> None:
-    """Calls a launcher.
+    """Calls a launcher on a stream, or a host kernel with a number of threads.
 
     Raises:
         RuntimeError: It returned an error.
@@ -53,6 +54,18 @@ def launch(name: str, call: ctypes.Structure, stream: int) -> None:
     error: bytes | None = _function(name)(ctypes.byref(call), stream)
     if error is not None:
         raise RuntimeError(error.decode())
+
+
+def launch_or_run(name: str, call: ctypes.Structure, stream: int, cpu_threads: int | None) -> None:
+    """Calls the launcher of an op on a stream or, with a number of threads, its kernel on the host.
+
+    Raises:
+        RuntimeError: It returned an error.
+    """
+    if cpu_threads is None:
+        launch(f"ort_moe_launch_{name}", call, stream)
+    else:
+        launch(f"ort_moe_run_{name}", call, cpu_threads)
 
 
 def scratch_bytes(name: str, call: ctypes.Structure) -> int:

@@ -16,6 +16,9 @@ from ort_moe.op_row import Attribute as Attribute
 from ort_moe.op_row import AttributeValue as AttributeValue
 from ort_moe.op_row import Op as Op
 from ort_moe.op_row import Tensor as Tensor
+from ort_moe.training_ops import AUX_LOSS as AUX_LOSS
+from ort_moe.training_ops import ROUTER_SCORES as ROUTER_SCORES
+from ort_moe.training_ops import router_probs
 
 DOMAIN = "ort_moe"
 """Operator domain of every op."""
@@ -111,6 +114,8 @@ token t. The permuted order lists them by expert ascending, then token ascending
         Attribute("softcap", "float", "Soft cap of the logits; 0: none.", 0.0),
     ),
 )
+
+ROUTER_PROBS = router_probs(FUSED_ROUTER)
 
 
 def _expert_layer(layer: str, rows: str) -> tuple[Tensor, ...]:

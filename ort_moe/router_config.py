@@ -74,16 +74,23 @@ class RouterConfig:
             or (self.score == "softmax" and not has_selection_bias and not self.has_groups)
         )
 
-    def check(self, experts: int | None, has_selection_bias: bool) -> None:
+    def check(self, experts: int | None, has_selection_bias: bool, op_name: str = FUSED_ROUTER.name) -> None:
         """Checks the attributes against each other and against the number of experts.
 
         Args:
             experts: E, or None where it is not known yet.
             has_selection_bias: Whether the node has a selection_bias.
+            op_name: The operator that the sentence names.
 
         Raises:
             ValueError: They do not go together; one sentence names the attribute, what was expected and what came.
         """
+        try:
+            self._check(experts, has_selection_bias)
+        except ValueError as error:
+            raise ValueError(f"{op_name}: {error}") from None
+
+    def _check(self, experts: int | None, has_selection_bias: bool) -> None:
         self._check_numbers()
         self._check_groups()
         if self.score == "sparse_mixer":
@@ -121,9 +128,7 @@ class RouterConfig:
         if self.weights_from == "selection":
             raise _refusal("weights_from", "'scores' with score = sparse_mixer", "'selection'")
         if has_selection_bias:
-            raise ValueError(
-                "FusedRouter: input 'selection_bias' must be absent with score = sparse_mixer, but is given"
-            )
+            raise ValueError("input 'selection_bias' must be absent with score = sparse_mixer, but is given")
 
     def _check_experts(self, experts: int) -> None:
         if self.k > experts:
@@ -138,4 +143,4 @@ class RouterConfig:
 
 
 def _refusal(attribute: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"FusedRouter: attribute '{attribute}' must be {expected}, but is {value}")
+    return ValueError(f"attribute '{attribute}' must be {expected}, but is {value}")

@@ -11,6 +11,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/expert_sum.h"
 #include "kernels/float_math.h"
 #include "kernels/fused_router.h"
 #include "kernels/half_float.h"
@@ -18,37 +19,6 @@
 
 namespace ort_moe {
 namespace {
-
-// Every sum of the op: 128 partial sums from +0, expert e into number (e / 8) % 128 in ascending order, then a
-// butterfly (of which one lane is enough here). Experts that are not added count as +0, which changes no partial sum.
-class ExpertSum {
- public:
-  void AddExpert(int64_t expert, float value) {
-    float& partial = partials_[(expert / kRun) % kPartials];
-    partial = Add(partial, value);
-  }
-
-  void AddAll(const float* values, int64_t experts) {
-    for (int64_t begin = 0; begin < experts; begin += kRun) {
-      float partial = partials_[(begin / kRun) % kPartials];
-      const int64_t end = std::min(begin + kRun, experts);
-      for (int64_t e = begin; e < end; ++e) partial = Add(partial, values[e]);
-      partials_[(begin / kRun) % kPartials] = partial;
-    }
-  }
-
-  float Total() {
-    for (int stride = kPartials / 2; stride > 0; stride /= 2) {
-      for (int p = 0; p < stride; ++p) partials_[p] = Add(partials_[p], partials_[p + stride]);
-    }
-    return partials_[0];
-  }
-
- private:
-  static constexpr int kPartials = 128;
-  static constexpr int kRun = 8;
-  float partials_[kPartials] = {};
-};
 
 // An OrderedKey and its expert as one number: the larger is ranked first, and no two are equal.
 inline uint64_t Candidate(uint32_t key, int64_t expert) {
