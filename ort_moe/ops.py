@@ -290,5 +290,16 @@ of the sums along D is fixed for each device and shape, whatever the other rows 
 CONVERTED_FROM = f"{DOMAIN}.converted_from"
 """Key in the `metadata_props` of a FusedExperts whose weights were packed by `optimize`: their type before."""
 
-OPS: Mapping[str, Op] = {op.name: op for op in (FUSED_ROUTER, PERMUTE_TOKENS, FINALIZE_ROUTING, FUSED_EXPERTS)}
+OPS: Mapping[str, Op] = {
+    op.name: op
+    for op in (
+        FUSED_ROUTER,
+        PERMUTE_TOKENS,
+        FINALIZE_ROUTING,
+        FUSED_EXPERTS,
+        ROUTER_PROBS,
+        ROUTER_SCORES,
+        AUX_LOSS,
+    )
+}
 """Every op by name."""

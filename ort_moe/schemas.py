@@ -13,6 +13,7 @@ from onnx.shape_inference import InferenceContext, InferenceError
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ACTIVATION_TYPES, DOMAIN, OPS, ROUTING_MAPS, VERSION, AttributeValue, Op, Tensor
 from ort_moe.router_config import RouterConfig
+from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, check_router_probs, router_probs_config
 
 _OPTION = defs.OpSchema.FormalParameterOption
 _ATTRIBUTE_TYPES = {
@@ -130,11 +131,63 @@ def _infer_fused_experts(context: InferenceContext) -> None:
     _set_output(context, 0, x.elem_type if x is not None else 0, _dims(op, 0, x))
 
 
+def _infer_router_probs(context: InferenceContext) -> None:
+    """Checks the attributes and sets the outputs: probs of the type and shape of the logits, map and indices."""
+    op = OPS["RouterProbs"]
+    logits = _input(context, 0)
+    dims = _dims(op, 0, logits)
+    experts = _size(dims, -1)
+    for index in (1, 2):
+        _check_vector(context, op, index, experts)
+    attributes = _attributes(context, op)
+    if _required(op) <= attributes.keys():
+        try:
+            has_bias = _input(context, 1) is not None
+            check_router_probs(router_probs_config(attributes), experts, has_bias)
+        except ValueError as error:
+            raise InferenceError(str(error)) from None
+    _set_training_outputs(context, op, logits, dims)
+    chosen = attributes.get("k")
+    indices = None if dims is None else [*dims[:-1], _dim(chosen if isinstance(chosen, int) else None)]
+    _set_output(context, 3, TensorProto.INT32, indices)
+
+
+def _infer_router_scores(context: InferenceContext) -> None:
+    """Checks the attributes and sets the outputs: scores of the type and shape of the logits, and the map."""
+    op = OPS["RouterScores"]
+    logits = _input(context, 0)
+    dims = _dims(op, 0, logits)
+    attributes = _attributes(context, op)
+    if _required(op) <= attributes.keys():
+        try:
+            RouterScoresConfig.from_attributes(attributes).check(_size(dims, -1))
+        except ValueError as error:
+            raise InferenceError(str(error)) from None
+    _set_training_outputs(context, op, logits, dims)
+
+
+def _infer_aux_loss(context: InferenceContext) -> None:
+    """Checks the attributes and sets the output: a number."""
+    op = OPS["AuxLoss"]
+    experts = _size(_dims(op, 0, _input(context, 0)), -1)
+    attributes = _attributes(context, op)
+    if _required(op) <= attributes.keys():
+        try:
+            AuxLossConfig.from_attributes(attributes).check(experts)
+        except ValueError as error:
+            raise InferenceError(str(error)) from None
+    _check_vector(context, op, 1, experts)
+    _set_output(context, 0, TensorProto.FLOAT, [])
+
+
 _INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
     "FusedRouter": _infer_fused_router,
     "PermuteTokens": _infer_permute_tokens,
     "FinalizeRouting": _infer_finalize_routing,
     "FusedExperts": _infer_fused_experts,
+    "RouterProbs": _infer_router_probs,
+    "RouterScores": _infer_router_scores,
+    "AuxLoss": _infer_aux_loss,
 }
 
 _Dims = Sequence[TensorShapeProto.Dimension]
@@ -149,6 +202,20 @@ def _set_output(context: InferenceContext, index: int, element_type: int, dims: 
     if dims is not None:
         output.tensor_type.shape.dim.extend(dims)
     context.set_output_type(index, output)
+
+
+def _set_training_outputs(
+    context: InferenceContext, op: Op, logits: TypeProto.Tensor | None, dims: _Dims | None
+) -> None:
+    """Sets the first outputs of a router in training: dense values, and the map as bytes or as bits."""
+    if context.has_output(1) == context.has_output(2):
+        wanted = "one of the outputs 'routing_map' and 'routing_bitmap' must be there"
+        raise InferenceError(f"{op.name}: {wanted}, but {'both are' if context.has_output(1) else 'neither is'}")
+    experts = _size(dims, -1)
+    _set_output(context, 0, logits.elem_type if logits is not None else 0, dims)
+    _set_output(context, 1, TensorProto.BOOL, dims)
+    bits = None if dims is None else [*dims[:-1], _dim(None if experts is None else -(-experts // 8))]
+    _set_output(context, 2, TensorProto.UINT8, bits)
 
 
 def _dims(op: Op, index: int, tensor: TypeProto.Tensor | None) -> _Dims | None:

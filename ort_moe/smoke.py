@@ -120,11 +120,63 @@ def _experts_error(dtype: str, providers: Sequence[str]) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
+def _router_probs(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.router_probs import router_probs
+
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((_TOKENS, _EXPERTS), dtype=np.float32)
+    bias = rng.standard_normal(_EXPERTS, dtype=np.float32)
+    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "score": "sigmoid", "normalize": 1, "scale": 2.5}
+    feeds = {"logits": logits, "selection_bias": bias}
+    got = _run("RouterProbs", feeds, attributes, providers, outputs=("probs", "routing_map"))
+    expected = router_probs(logits, bias, None, **attributes)
+    if not np.array_equal(got["routing_map"], expected.routing_map):
+        return "it chooses other experts than the reference"
+    if not np.array_equal(got["probs"], expected.probs):
+        return f"its weights differ from the reference by up to {np.abs(got['probs'] - expected.probs).max():.1e}"
+    return None
+
+
+def _router_scores(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.router_scores import router_scores
+
+    logits = np.random.default_rng(0).standard_normal((_TOKENS, _EXPERTS), dtype=np.float32)
+    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "score": "softmax"}
+    got = _run("RouterScores", {"logits": logits}, attributes, providers, outputs=("scores", "routing_map"))
+    expected = router_scores(logits, **attributes)
+    if not np.array_equal(got["routing_map"], expected.routing_map):
+        return "it marks other experts than the reference"
+    if not np.array_equal(got["scores"], expected.scores):
+        return f"its scores differ from the reference by up to {np.abs(got['scores'] - expected.scores).max():.1e}"
+    return None
+
+
+def _aux_loss(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.aux_loss import aux_loss
+
+    rng = np.random.default_rng(0)
+    probs = rng.random((_TOKENS, _EXPERTS), dtype=np.float32)
+    counts = rng.integers(0, _TOKENS, _EXPERTS)
+    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "coeff": 0.01}
+    got = _run("AuxLoss", {"probs": probs, "tokens_per_expert": counts}, attributes, providers)["loss"]
+    expected = aux_loss(probs, counts, None, **attributes)
+    return None if got == expected else f"its loss differs from the reference by {abs(got - expected):.1e}"
+
+
 _CASES: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "FusedRouter": _fused_router,
     "PermuteTokens": _permute_tokens,
     "FinalizeRouting": _finalize_routing,
     "FusedExperts": _fused_experts,
+    "RouterProbs": _router_probs,
+    "RouterScores": _router_scores,
+    "AuxLoss": _aux_loss,
 }
 
 
@@ -134,8 +186,9 @@ def _run(
     attributes: Mapping[str, AttributeValue],
     providers: Sequence[str],
     constants: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The outputs of one node whose inputs are fed or constants of the model."""
+    """The first outputs of one node, by default the required ones, whose inputs are fed or constants of the model."""
     from onnx import TensorProto, helper, numpy_helper
 
     op = OPS[op_name]
@@ -144,17 +197,17 @@ def _run(
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in feeds.items()
     ]
-    required = [tensor for tensor in op.outputs if not tensor.optional]
+    wanted = [tensor for tensor in op.outputs if (tensor.name in outputs if outputs else not tensor.optional)]
     types = [
         inputs[0].type.tensor_type.elem_type if len(t.types) > 1 else TensorProto.DataType.Value(t.types[0].upper())
-        for t in required
+        for t in wanted
     ]
-    outputs = [helper.make_tensor_value_info(t.name, kind, None) for t, kind in zip(required, types, strict=True)]
+    results = [helper.make_tensor_value_info(t.name, kind, None) for t, kind in zip(wanted, types, strict=True)]
     node_inputs = [tensor.name if tensor.name in {**feeds, **constants} else "" for tensor in op.inputs]
-    node = helper.make_node(op_name, node_inputs, [tensor.name for tensor in required], name="smoke", domain=DOMAIN)
+    node = helper.make_node(op_name, node_inputs, [tensor.name for tensor in wanted], name="smoke", domain=DOMAIN)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in op.complete(attributes).items())
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, VERSION)]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph([node], "smoke", inputs, outputs, initializers)
+    graph = helper.make_graph([node], "smoke", inputs, results, initializers)
     model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
     return open_session(model, f"a {op_name}", with_library=True, providers=providers)(dict(feeds))

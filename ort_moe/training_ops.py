@@ -40,7 +40,7 @@ has NaN at the places of its chosen.
 `normalize` with both limits 0, which is the same. Megatron's and DeepSeek's sigmoid routers are `sigmoid` with
 `normalize`, `normalize_eps` 1e-20, a `scale`, a bias and groups.
 
-Gradients come from [`ort_moe.torch`](training.md): of the logits and of `expert_scale`, the choice held fixed; none of
+Gradients come from `ort_moe.training_kernels`: of the logits and of `expert_scale`, the choice held fixed; none of
 `selection_bias`. They are recomputed from logits and map, in float32 with the sums of FusedRouter, and have the same
 bits on every device.
 
@@ -67,7 +67,7 @@ FusedRouter's order. The map is RouterProbs' of the same score without bias and 
 others by v before the division. A node has it as bytes or as bits. NaN follows IEEE 754: it reaches the whole row
 through a sum, else its own place.
 
-Gradients of the logits come from [`ort_moe.torch`](training.md). Limits: 1 <= k <= E <= 8192. T * E may be beyond
+Gradients of the logits come from `ort_moe.training_kernels`. Limits: 1 <= k <= E <= 8192. T * E may be beyond
 2^31.""",
     inputs=(Tensor("logits", ACTIVATION_TYPES, "(..., E)", "Router logits, rank 1 or more."),),
     outputs=(
@@ -101,7 +101,7 @@ device, so that the loss has the same bits from run to run:
 3. `s[i]`: the sum over e of `c[i, e] * tokens_per_expert[e]`, in FusedRouter's order.
 4. `loss`: C times the sum of the s, added by a butterfly with strides 64, 32, 16, 8, 4, 2, 1.
 
-The gradient of probs, from [`ort_moe.torch`](training.md), is `C * tokens_per_expert[e]` times that of the loss,
+The gradient of probs, from `ort_moe.training_kernels`, is `C * tokens_per_expert[e]` times that of the loss,
 rounded once. Limits: 1 <= k <= E <= 8192. T * E may be beyond 2^31.""",
     inputs=(
         Tensor("probs", ACTIVATION_TYPES, "(..., E)", "Scores of the experts, rank 1 or more."),

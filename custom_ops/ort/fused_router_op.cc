@@ -1,10 +1,10 @@
 #include "ort/fused_router_op.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "ort/cuda_status.h"
+#include "ort/router_node.h"
 #include "ort/routing_maps_spec.h"
 #include "ort/status.h"
 
@@ -14,10 +14,6 @@ namespace {
 enum Input : size_t { kLogits, kSelectionBias, kExpertScale };
 enum Output : size_t { kWeights, kIndices, kMaps };
 
-// Logits of one task on the CPU: some 50 us of work, so that handing it to a thread costs little beside it.
-constexpr int64_t kLogitsPerTask = 8192;
-
-// The order of choices is that of the enumerations in kernels/fused_router.h.
 OpSpec MakeSpec() {
   OpSpec spec;
   spec.name = "FusedRouter";
@@ -31,52 +27,8 @@ OpSpec MakeSpec() {
       {"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}},
   };
   spec.outputs.insert(spec.outputs.end(), RoutingMapSpecs().begin(), RoutingMapSpecs().end());
-  spec.attributes = {
-      {"k", AttributeKind::kInt},
-      {"score", AttributeKind::kString, Words({"softmax", "sigmoid", "sqrtsoftplus", "none", "sparse_mixer"})},
-      {"mixer_threshold", AttributeKind::kFloat, {}, {"score", "sparse_mixer"}},
-      {"score_after_topk", AttributeKind::kInt, Flag()},
-      {"bias_on", AttributeKind::kString, Words({"score", "logits"})},
-      {"num_groups", AttributeKind::kInt},
-      {"topk_groups", AttributeKind::kInt},
-      {"group_score_top", AttributeKind::kInt},
-      {"group_fill", AttributeKind::kFloat, {-INFINITY, 0.0f}},
-      {"weights_from", AttributeKind::kString, Words({"scores", "selection"})},
-      {"normalize", AttributeKind::kInt, Flag()},
-      {"normalize_eps", AttributeKind::kFloat},
-      {"normalize_min", AttributeKind::kFloat},
-      {"scale", AttributeKind::kFloat},
-      {"softcap", AttributeKind::kFloat},
-  };
+  spec.attributes = RouterAttributes();
   return spec;
-}
-
-RouterConfig ReadConfig(const Node& node) {
-  RouterConfig config;
-  config.k = node.Int("k");
-  config.score = static_cast<Score>(node.Choice("score"));
-  if (config.score == Score::kSparseMixer) config.mixer_threshold = node.Float("mixer_threshold");
-  config.score_after_topk = node.Int("score_after_topk") != 0;
-  config.bias_on = static_cast<BiasOn>(node.Choice("bias_on"));
-  config.num_groups = node.Int("num_groups");
-  config.topk_groups = node.Int("topk_groups");
-  config.group_score_top = node.Int("group_score_top");
-  config.group_fill = node.Float("group_fill");
-  config.weights_from = static_cast<WeightsFrom>(node.Choice("weights_from"));
-  config.normalize = node.Int("normalize") != 0;
-  config.normalize_eps = node.Float("normalize_eps");
-  config.normalize_min = node.Float("normalize_min");
-  config.scale = node.Float("scale");
-  config.softcap = node.Float("softcap");
-  return config;
-}
-
-// One value per expert, or null where the node leaves it out.
-const float* ExpertVector(const Context& context, size_t index, int64_t experts) {
-  const auto tensor = context.Input(index);
-  if (!tensor) return nullptr;
-  CheckShape(FusedRouterOp::Spec().inputs[index], tensor->shape, {experts});
-  return static_cast<const float*>(tensor->data);
 }
 
 int64_t MapRows(int64_t tokens, int64_t k) {
@@ -106,7 +58,7 @@ void FusedRouterOp::InferShapes(ShapeInference& node) {
 }
 
 FusedRouterOp::FusedRouterOp(const Node& node, Device device)
-    : config_(ReadConfig(node)),
+    : config_(ReadRouterConfig(node)),
       device_(device),
       has_selection_bias_(node.HasInput(kSelectionBias)),
       has_maps_(HasRoutingMaps("output", [&](size_t i) { return node.HasOutput(kMaps + i); })) {
@@ -115,12 +67,8 @@ FusedRouterOp::FusedRouterOp(const Node& node, Device device)
   CheckType(Spec().inputs[kLogits], logits.type);
   const int64_t experts = logits.shape.empty() ? -1 : logits.shape.back();
   CheckExperts(experts);
-  for (const size_t index : {kSelectionBias, kExpertScale}) {
-    if (!node.HasInput(index)) continue;
-    const KnownTensor tensor = node.Input(index);
-    CheckType(Spec().inputs[index], tensor.type);
-    if (!tensor.shape.empty()) CheckShape(Spec().inputs[index], tensor.shape, {experts});
-  }
+  CheckExpertVector(node, Spec(), kSelectionBias, experts);
+  CheckExpertVector(node, Spec(), kExpertScale, experts);
 }
 
 void FusedRouterOp::CheckExperts(int64_t experts) const {
@@ -140,8 +88,8 @@ void FusedRouterOp::Compute(Context& context) const {
   args.dtype = DTypeOf(logits->type);
   args.experts = experts;
   args.rows = RowCount(shape);
-  args.selection_bias = ExpertVector(context, kSelectionBias, experts);
-  args.expert_scale = ExpertVector(context, kExpertScale, experts);
+  args.selection_bias = ExpertVector(context, Spec(), kSelectionBias, experts);
+  args.expert_scale = ExpertVector(context, Spec(), kExpertScale, experts);
   shape.back() = config_.k;
   args.weights = static_cast<float*>(context.Output(kWeights, shape));
   args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));

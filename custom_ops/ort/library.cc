@@ -11,12 +11,15 @@
 #include <vector>
 
 #include "build_info.h"
+#include "ort/aux_loss_op.h"
 #include "ort/custom_op.h"
 #include "ort/describe.h"
 #include "ort/finalize_routing_op.h"
 #include "ort/fused_experts_op.h"
 #include "ort/fused_router_op.h"
 #include "ort/permute_tokens_op.h"
+#include "ort/router_probs_op.h"
+#include "ort/router_scores_op.h"
 #include "ort/status.h"
 
 #define ORT_MOE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -27,10 +30,8 @@ namespace {
 // Every op. The one line to add for a new one.
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
-      EntryOf<FusedRouterOp>(),
-      EntryOf<PermuteTokensOp>(),
-      EntryOf<FinalizeRoutingOp>(),
-      EntryOf<FusedExpertsOp>(),
+      EntryOf<FusedRouterOp>(), EntryOf<PermuteTokensOp>(), EntryOf<FinalizeRoutingOp>(), EntryOf<FusedExpertsOp>(),
+      EntryOf<RouterProbsOp>(), EntryOf<RouterScoresOp>(),  EntryOf<AuxLossOp>(),
   };
   return ops;
 }

@@ -16,6 +16,7 @@ from tests.experts_cases import VARIANTS, ExpertsCase
 from tests.finalize_cases import FinalizeCase
 from tests.op_models import element_type, op_model
 from tests.permute_cases import PermuteCase
+from tests.router_cases import DTYPES
 from tests.router_models import router_model
 
 
@@ -187,3 +188,50 @@ def test_wrong_experts_are_errors() -> None:
     feeds = {name: array for name, array in case.feeds.items() if name != MAPS[0]}
     with pytest.raises(shape_inference.InferenceError, match=f"input '{MAPS[0]}' must be there"):
         shape_inference.infer_shapes(op_model("FusedExperts", feeds, case.all_attributes))
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_routers_in_training_keep_type_and_shape(onnx_type: str) -> None:
+    logits = {"logits": np.zeros((2, 3, 60), DTYPES[onnx_type])}
+    kind = element_type(logits["logits"].dtype)
+    attributes: dict[str, Any] = {"k": 4, "score": "softmax"}
+    probs = inferred(op_model("RouterProbs", logits, attributes, outputs=("probs", "routing_map", "indices")))
+    assert probs == {
+        "probs": (kind, [2, 3, 60]),
+        "routing_map": (TensorProto.BOOL, [2, 3, 60]),
+        "indices": (TensorProto.INT32, [2, 3, 4]),
+    }
+    scores = inferred(op_model("RouterScores", logits, attributes, outputs=("scores", "routing_bitmap")))
+    assert scores == {"scores": (kind, [2, 3, 60]), "routing_bitmap": (TensorProto.UINT8, [2, 3, 8])}
+    loss = {"probs": logits["logits"], "tokens_per_expert": np.zeros(60, np.int32)}
+    assert inferred(op_model("AuxLoss", loss, {"k": 4, "coeff": 0.01})) == {"loss": (TensorProto.FLOAT, [])}
+
+
+@pytest.mark.parametrize(
+    ("op_name", "given", "outputs", "message"),
+    [
+        ("RouterProbs", {"k": 9}, ("probs", "routing_map"), "'k' must be at most the number of experts, 8, but is 9"),
+        ("RouterProbs", {"bias_on": "logits"}, ("probs", "routing_map"), "'bias_on' must be 'score' unless"),
+        ("RouterScores", {"softcap": -1.0}, ("scores", "routing_map"), "'softcap' must be finite and at least 0"),
+        ("RouterScores", {}, ("scores",), "'routing_map' and 'routing_bitmap' must be there, but neither is"),
+        ("RouterProbs", {}, ("probs", "routing_map", "routing_bitmap"), "must be there, but both are"),
+    ],
+)
+def test_wrong_routers_in_training_are_errors(
+    op_name: str, given: dict[str, Any], outputs: tuple[str, ...], message: str
+) -> None:
+    logits = {"logits": np.zeros((3, 8), np.float32)}
+    model = op_model(op_name, logits, {"k": 2, "score": "softmax", **given}, outputs=outputs)
+    with pytest.raises(shape_inference.InferenceError, match=f"{op_name}: .*{message}"):
+        shape_inference.infer_shapes(without_output_shapes(model))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({}, r"'tokens_per_expert' must have shape \[8\]"), ({"coeff": math.inf}, "'coeff' must be finite, but is inf")],
+)
+def test_wrong_losses_are_errors(given: dict[str, Any], message: str) -> None:
+    loss = {"probs": np.zeros((3, 8), np.float32), "tokens_per_expert": np.zeros(7, np.int64)}
+    model = op_model("AuxLoss", loss, {"k": 2, "coeff": 0.01, **given})
+    with pytest.raises(shape_inference.InferenceError, match=f"AuxLoss: .*{message}"):
+        shape_inference.infer_shapes(without_output_shapes(model))

@@ -1,0 +1,38 @@
+// What the nodes of every router have: attributes, their configuration, and vectors with a value per expert.
+#pragma once
+
+#include <vector>
+
+#include "kernels/fused_router.h"
+#include "kernels/training_map.h"
+#include "ort/context.h"
+#include "ort/node.h"
+#include "ort/op_spec.h"
+
+namespace ort_moe {
+
+// FusedRouter's. The order of choices is that of the enumerations in kernels/fused_router.h.
+const std::vector<AttributeSpec>& RouterAttributes();
+
+// Those of a router in training: no sparse mixer, and weights from the scores.
+const std::vector<AttributeSpec>& TrainingRouterAttributes();
+
+// The configuration of a node with the first or the second of these.
+RouterConfig ReadRouterConfig(const Node& node);
+RouterConfig ReadTrainingRouterConfig(const Node& node);
+
+// One value per expert, or null where the node leaves it out.
+const float* ExpertVector(const Context& context, const OpSpec& spec, size_t index, int64_t experts);
+
+// What is known when the session is created of an input with one value per expert (-1: not known), if the node has it.
+void CheckExpertVector(const Node& node, const OpSpec& spec, size_t index, int64_t experts);
+
+// The map of a node in training, as an output: bool at `index`, bits behind it. Throws unless the node has one of them.
+std::vector<TensorSpec> TrainingMapSpecs();
+MapFormat TrainingMapFormat(const Node& node, size_t index);
+uint8_t* OutputTrainingMap(Context& context, size_t index, MapFormat format, std::vector<int64_t> shape);
+
+// Logits of one task on the CPU: some 50 us of work, so that handing it to a thread costs little beside it.
+inline constexpr int64_t kLogitsPerTask = 8192;
+
+}  // namespace ort_moe

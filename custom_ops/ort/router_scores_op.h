@@ -1,0 +1,27 @@
+// RouterScores as an ORT op, on the CPU and on CUDA.
+#pragma once
+
+#include "kernels/router_scores.h"
+#include "ort/context.h"
+#include "ort/node.h"
+#include "ort/op_spec.h"
+#include "ort/shape_inference.h"
+
+namespace ort_moe {
+
+class RouterScoresOp {
+ public:
+  static const OpSpec& Spec();
+  static void InferShapes(ShapeInference& node);
+
+  RouterScoresOp(const Node& node, Device device);
+  void Compute(Context& context) const;
+
+ private:
+  void CheckExperts(int64_t experts) const;
+
+  RouterScoresConfig config_;
+  Device device_;
+};
+
+}  // namespace ort_moe
