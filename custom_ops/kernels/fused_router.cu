@@ -2,12 +2,16 @@
 // take a launcher of their own behind it.
 //
 // Mapping: who owns a row depends on the configuration alone, never on its values or on other rows.
-//   lane   8 lanes a row, 4 rows a warp   E <= 8, no groups
-//   warp   a warp a row                   E <= 1024, k <= 32: keys in registers
-//   block  128 threads a row              the rest, as far as shared memory goes (E about 16384): keys in shared memory
+//   lane     8 lanes a row, 4 rows a warp   E <= 8, no groups
+//   packed   4 to 32 lanes a row            E <= 512, k <= 8 or 16, a softmax of the chosen of half-precision logits,
+//                                           without maps: a key and its expert in a word
+//   warp     a warp a row                   E <= 1024, k <= 32: keys in registers
+//   block    128 threads a row              the rest, as far as shared memory goes (E about 16384): keys in shared
+//   memory
 // Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
 // Bound by: at few rows latency: the launch, one load from memory, and how fast one warp's instructions arrive, most of
-// them executed once; at many rows instruction issue, 300 to 600 warp instructions a row.
+// them executed once; at many rows instruction issue: packed takes 130 warp instructions a row of
+// 128 experts, warp 400, and 1000 with sigmoids, a bias and groups.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
 // choice. What most routers are, a softmax over the chosen or a sigmoid, has instantiations of its own without the
@@ -20,6 +24,7 @@
 #include "kernels/fused_router.h"
 #include "kernels/fused_router_block.cuh"
 #include "kernels/fused_router_lane.cuh"
+#include "kernels/fused_router_packed.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/fused_router_warp.cuh"
 #include "kernels/launch.cuh"
@@ -123,9 +128,23 @@ cudaError_t LaunchBlock(const RouterParams& p, cudaStream_t stream) {
   return Launch<FusedRouterBlockKernel<T, kKind>>(Grid(p.rows, 1), kBlock, shared_bytes, stream, p);
 }
 
+template <typename T, int kLanes>
+cudaError_t LaunchPacked(const RouterParams& p, cudaStream_t stream) {
+  constexpr int64_t kRows = kPackedWarpsPerBlock * PackedRow<T, kLanes>::kRowsPerWarp;
+  return Launch<FusedRouterPackedKernel<T, kLanes>>(Grid(p.rows, kRows), kPackedWarpsPerBlock * kWarp, 0, stream, p);
+}
+
 template <typename T>
 cudaError_t LaunchSoftmaxOfChosen(const RouterParams& p, cudaStream_t stream) {
   constexpr RouterKind kKind = RouterKind::kSoftmaxOfChosen;
+  if constexpr (sizeof(Bits<T>) == sizeof(uint16_t)) {
+    if (!p.has_maps && p.experts > kChunk) {
+      if (PackedRow<T, 4>::Fits(p)) return LaunchPacked<T, 4>(p, stream);
+      if (PackedRow<T, 8>::Fits(p)) return LaunchPacked<T, 8>(p, stream);
+      if (PackedRow<T, 16>::Fits(p)) return LaunchPacked<T, 16>(p, stream);
+      if (PackedRow<T, kWarp>::Fits(p)) return LaunchPacked<T, kWarp>(p, stream);
+    }
+  }
   if (p.experts > kMaxWarpExperts || p.k > kMaxWarpChosen) return LaunchBlock<T, kKind>(p, stream);
   if (p.experts <= kChunk) return LaunchLanes<T, kKind>(p, stream);
   if (p.experts <= 2 * kWarp) return LaunchWarp<T, 2, kKind>(p, stream);

@@ -19,6 +19,8 @@ struct Choice {
 class WarpSelection {
  public:
   static constexpr int kMaxCandidates = 4 * kWarp;
+  static constexpr int kMaxOfFew = 2 * kWarp;  // more take longer than a round for each of kFewChosen
+  static constexpr int kFewChosen = 16;
 
   // Of one warp.
   struct Shared {
@@ -48,7 +50,7 @@ class WarpSelection {
     }
     __syncwarp();
     const uint32_t count = shared_.count;
-    if (ORT_MOE_RARE(count > kMaxCandidates)) return false;
+    if (ORT_MOE_RARE(count > (k > kFewChosen ? kMaxCandidates : kMaxOfFew))) return false;
     if (ORT_MOE_RARE(count > kWarp)) {
       RankMany(count, k, choice);
     } else {

@@ -295,18 +295,27 @@ class WarpRow {
 
   __device__ const uint32_t* SharedKeys() const { return reinterpret_cast<const uint32_t*>(shared_.by_expert); }
 
-  // Where floods of equal keys overflow the selection's list: a round over the keys per choice.
+  // Where floods of equal keys overflow the selection's list: a round per choice, which takes its key away.
   __device__ void ChooseInRounds(const uint32_t (&key)[kOwned]) {
-    KeysToShared(key);
-    Ranked last;
+    constexpr int32_t kNone = 0x7fffffff;
+    uint32_t left[kOwned];
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) left[i] = key[i];
     choice_ = Choice{};
 #pragma unroll 1
     for (int32_t j = 0; j < p_.k; ++j) {
-      last = BestBelow(SharedKeys(), 0, p_.experts, last);
-      if (lane_ == j) choice_ = {j, last.expert, last.key};
+      uint32_t best = 0u;
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) best = max(best, left[i]);
+      best = WarpMax(best);
+      int32_t expert = kNone;
+#pragma unroll
+      for (int i = kOwned - 1; i >= 0; --i) expert = left[i] == best ? Expert(i) : expert;
+      expert = static_cast<int32_t>(WarpMin(expert));
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) left[i] = Expert(i) == expert ? 0u : left[i];
+      if (lane_ == j) choice_ = {j, expert, best};
     }
-    __syncwarp();
-    ClearByExpert();
   }
 
   __device__ void MaskGroups(uint32_t (&key)[kOwned]) {

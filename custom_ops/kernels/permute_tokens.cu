@@ -47,7 +47,7 @@ template <typename Vector>
 cudaError_t LaunchOfVector(const PermuteArgs& args, void* scratch, cudaStream_t stream) {
   const PermuteParams p = MakeParams(args);
   if (FitsAtOnce(p)) {
-    return p.choices() <= kFewCounted ? LaunchAtOnce<Vector, 256>(p, stream) : LaunchAtOnce<Vector, 1024>(p, stream);
+    return p.count() <= kFewCounted ? LaunchAtOnce<Vector, 256>(p, stream) : LaunchAtOnce<Vector, 1024>(p, stream);
   }
   const cudaError_t error =
       LaunchRoutingMaps(args.indices, args.tokens, args.k, args.experts, args.maps, scratch, stream);

@@ -1,106 +1,20 @@
-// PermuteTokens of up to 32768 choices in one launch: every block counts all choices by expert, and so finds the places
-// of its own tokens' rows without waiting for another block.
-//
-// Counting is one shared-memory atomic a choice; 10240 choices take 1024 threads some 2 us, where three launches of
-// maps take 8. A block has neighbouring tokens, or with few tokens some columns of one.
+// PermuteTokens of up to 32768 choices in one launch: every block finds the places of its own tokens' rows as
+// routing_maps_counted.cuh tells. A block has neighbouring tokens, or with few tokens some columns of one.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/group_scan.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/permute_tokens_params.cuh"
+#include "kernels/routing_maps_counted.cuh"
 
 namespace ort_moe {
 
-constexpr int64_t kMaxCounted = 1 << 15;  // choices
 constexpr int64_t kFewCounted = 1 << 10;  // choices up to which a block is small
 constexpr int64_t kBlocks = 128;          // about as many as there are multiprocessors
 constexpr int64_t kMinBlockVectors = 64;  // of a row, before its columns are shared by blocks
 constexpr int64_t kMaxBlockVectors = 1 << 20;
-constexpr int64_t kMaxBlockChoices = 1 << 9;  // whose order is found pair by pair
-constexpr size_t kMaxCountBytes = 64 << 10;
-
-// Where the rows of a block's choices go, from counts of all choices by expert.
-template <int kThreads>
-struct Places {
-  const PermuteParams& p;
-  const int thread;
-  int32_t* before;     // (E + 1) choices ahead of the block's; then the place of the block's first
-  int32_t* after;      // (E + 1) the block's and those behind
-  int32_t* expert_of;  // (block_choices)
-  int32_t* place_of;   // (block_choices) the place; its complement where there is no expert
-
-  __device__ Places(const PermuteParams& p, int32_t* shared, int thread)
-      : p(p),
-        thread(thread),
-        before(shared),
-        after(before + p.experts + 1),
-        expert_of(after + p.experts + 1),
-        place_of(expert_of + p.block_choices()) {}
-
-  __device__ void Clear() {
-    for (int32_t e = thread; e < 2 * (p.experts + 1); e += kThreads) before[e] = 0;
-  }
-
-  __device__ void Count(int32_t begin, int32_t end) {
-    const auto count = [&](int32_t slot, int32_t index) {
-      const int32_t expert = p.ExpertOf(index);
-      atomicAdd((slot < begin ? before : after) + expert, 1);
-      if (slot >= begin && slot < end) expert_of[slot - begin] = expert;
-    };
-    const int32_t vectors = reinterpret_cast<uintptr_t>(p.indices) % sizeof(int4) == 0 ? p.choices() / 4 : 0;
-#pragma unroll 2
-    for (int32_t i = thread; i < vectors; i += kThreads) {
-      const int4 four = reinterpret_cast<const int4*>(p.indices)[i];
-      count(4 * i, four.x);
-      count(4 * i + 1, four.y);
-      count(4 * i + 2, four.z);
-      count(4 * i + 3, four.w);
-    }
-    for (int32_t slot = 4 * vectors + thread; slot < p.choices(); slot += kThreads) count(slot, p.indices[slot]);
-  }
-
-  // A thread's experts are neighbours.
-  __device__ void Sum(bool writes_offsets) {
-    constexpr int kBarrier = 1;
-    __shared__ int32_t of_warps[kThreads / 32];
-    const int32_t per_thread = (p.experts + kThreads) / kThreads;
-    const int32_t first = min(thread * per_thread, p.experts + 1), last = min(first + per_thread, p.experts + 1);
-    int32_t count = 0;
-    for (int32_t e = first; e < last; ++e) count += before[e] + after[e];
-    int32_t start = ExclusiveSum<kThreads>(count, thread, kBarrier, of_warps);
-    for (int32_t e = first; e < last; ++e) {
-      if (writes_offsets) p.maps.expert_first_token_offset[e] = start;
-      const int32_t ahead = before[e];
-      before[e] = start + ahead;
-      start += ahead + after[e];
-    }
-  }
-
-  // A warp takes a choice: behind the block's earlier ones of its expert.
-  __device__ void Find(int32_t begin, int32_t end, bool writes_maps) {
-    const int lane = thread % 32;
-    for (int32_t i = thread / 32; i < end - begin; i += kThreads / 32) {
-      const int32_t expert = expert_of[i];
-      int32_t place = before[expert];
-      for (int32_t base = 0; base < i; base += 32) {
-        const int32_t other = base + lane;
-        place += __popc(__ballot_sync(0xffffffffu, other < i && expert_of[other] == expert));
-      }
-      if (lane != 0) continue;
-      const bool has_expert = expert < p.experts;
-      place_of[i] = has_expert ? place : ~place;
-      if (!writes_maps) continue;
-      const int32_t slot = begin + i, token = slot / p.k;
-      const int32_t row = (slot - token * p.k) * p.tokens + token;
-      p.maps.permuted_to_unpermuted[place] = row;
-      p.maps.unpermuted_to_permuted[row] = has_expert ? place : -1;
-      p.maps.permuted_to_expert[place] = expert;
-    }
-  }
-};
 
 // A block has neighbouring tokens and neighbouring columns of them.
 template <typename Vector, int kThreads>
@@ -114,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) PermuteAtOnceKernel(const __grid_con
   const int32_t columns = static_cast<int32_t>(min(static_cast<int64_t>(p.block_vectors), p.vectors - first_column));
   const int64_t start = first_token * p.vectors + first_column;
 
-  Places<kThreads> places(p, shared, thread);
+  Places<kThreads> places(p, p.block_choices(), shared, thread);
   places.Clear();
   // A thread's vectors are kThreads apart in the block's tokens, one after another.
   const int32_t token_step = kThreads / columns, column_step = kThreads % columns;
@@ -169,15 +83,13 @@ inline void Divide(PermuteParams* p) {
 }
 
 // `p` is divided.
-inline bool FitsAtOnce(const PermuteParams& p) {
-  return p.choices() <= kMaxCounted && p.block_choices() <= kMaxBlockChoices && p.SharedBytes() <= kMaxCountBytes;
-}
+inline bool FitsAtOnce(const PermuteParams& p) { return FitsCounting(p, p.block_choices()); }
 
 template <typename Vector, int kThreads>
 cudaError_t LaunchAtOnce(const PermuteParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.vectors + p.block_vectors - 1) / p.block_vectors),
                   static_cast<unsigned>((p.tokens + p.block_tokens - 1) / p.block_tokens));
-  return Launch<PermuteAtOnceKernel<Vector, kThreads>>(grid, kThreads, p.SharedBytes(), stream, p);
+  return Launch<PermuteAtOnceKernel<Vector, kThreads>>(grid, kThreads, CountingBytes(p, p.block_choices()), stream, p);
 }
 
 }  // namespace ort_moe

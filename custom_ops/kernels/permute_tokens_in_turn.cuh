@@ -17,7 +17,7 @@ namespace ort_moe {
 // Zeros for the rows without an expert, by all threads of all blocks that have this one's columns.
 template <typename Vector>
 __device__ void WriteZeroRows(const PermuteParams& p, int64_t block, int64_t blocks, int64_t column, int64_t step) {
-  const int64_t rows = p.choices();
+  const int64_t rows = p.count();
   for (int64_t row = p.maps.expert_first_token_offset[p.experts] + block; row < rows; row += blocks) {
     for (int64_t c = column; c < p.vectors; c += step) StoreOnce(p.permuted_x, row * p.vectors + c, Vector{});
   }

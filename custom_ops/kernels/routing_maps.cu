@@ -1,12 +1,15 @@
 // Routing maps of choices that came from anywhere, on CUDA.
 //
-//   list    one block, in shared memory     up to 1024 choices, as far as the masks of all experts are small
-//   tiles   three launches over all SMs     the rest
-// Bytes: 4 * R read, twice by tiles, and 12 * R + 8 * E written. Bound by: latency, of one launch or of three; from
-// some 100000 choices on by scattered writes of 4 bytes. The two agree bit for bit: the maps are integers.
+//   list      one block, in shared memory     up to 1024 choices, as far as the masks of all experts are small
+//   counted   one launch over all SMs         up to 32768 choices, as far as a block can count their experts
+//   tiles     three launches over all SMs     the rest
+// Bytes: 4 * R read, twice by tiles and by every block of counted, and 12 * R + 8 * E written. Bound by: latency, of
+// one launch or of three; from some 100000 choices on by scattered writes of 4 bytes. They agree bit for bit: the maps
+// are integers.
 #include "kernels/routing_maps.h"
 
 #include "kernels/launch.cuh"
+#include "kernels/routing_maps_counted.cuh"
 #include "kernels/routing_maps_list.cuh"
 #include "kernels/routing_maps_tiles.cuh"
 
@@ -29,6 +32,48 @@ using List = MapsFromList<kListThreads>;
 bool FitsList(int64_t tokens, int64_t k, int64_t experts) {
   return tokens * k <= kMaxListedChoices && experts <= List::kMaxExperts &&
          MakeListParams(tokens, k, experts).SharedBytes() <= kMaxListBytes;
+}
+
+constexpr int kCountingThreads = 1024;
+constexpr int32_t kCountingBlocks = 128;  // about as many as there are multiprocessors
+
+int32_t ChoicesOfBlock(const Choices& p) { return (p.count() + kCountingBlocks - 1) / kCountingBlocks; }
+
+__global__ void __launch_bounds__(kCountingThreads)
+    CountedMapsKernel(const __grid_constant__ Choices p, int32_t block_choices) {
+  extern __shared__ int32_t counted[];
+  const int32_t begin = static_cast<int32_t>(blockIdx.x) * block_choices;
+  const int32_t end = min(begin + block_choices, p.count());
+  Places<kCountingThreads> places(p, block_choices, counted, static_cast<int>(threadIdx.x));
+  places.Clear();
+  __syncthreads();
+  WaitForPrevious();
+  AllowNext();
+  places.Count(begin, end);
+  __syncthreads();
+  places.Sum(blockIdx.x == 0);
+  __syncthreads();
+  places.Find(begin, end, true);
+}
+
+cudaError_t LaunchCountedMaps(const Choices& p, cudaStream_t stream) {
+  const int32_t block_choices = ChoicesOfBlock(p);
+  const unsigned blocks = static_cast<unsigned>((p.count() + block_choices - 1) / block_choices);
+  return Launch<CountedMapsKernel>(blocks, kCountingThreads, CountingBytes(p, block_choices), stream, p, block_choices);
+}
+
+Choices MakeChoices(int64_t tokens, int64_t k, int64_t experts) {
+  Choices p{};
+  p.tokens = static_cast<int32_t>(tokens);
+  p.k = static_cast<int32_t>(k);
+  p.experts = static_cast<int32_t>(experts);
+  return p;
+}
+
+bool FitsCounted(int64_t tokens, int64_t k, int64_t experts) {
+  if (tokens * k > kMaxCounted) return false;
+  const Choices p = MakeChoices(tokens, k, experts);
+  return FitsCounting(p, ChoicesOfBlock(p));
 }
 
 __global__ void __launch_bounds__(kListThreads)
@@ -54,7 +99,7 @@ __global__ void __launch_bounds__(kListThreads)
 }  // namespace
 
 size_t RoutingMapsScratchBytes(int64_t tokens, int64_t k, int64_t experts) {
-  if (tokens * k == 0 || FitsList(tokens, k, experts)) return 0;
+  if (tokens * k == 0 || FitsList(tokens, k, experts) || FitsCounted(tokens, k, experts)) return 0;
   return TileScratchBytes(MakeTileParams(tokens, k, experts));
 }
 
@@ -68,6 +113,12 @@ cudaError_t LaunchRoutingMaps(const int32_t* indices, int64_t tokens, int64_t k,
     p.maps = maps;
     return Launch<ListMapsKernel>(1, kListThreads, p.SharedBytes(), stream, p, indices, static_cast<int32_t>(tokens),
                                   static_cast<int32_t>(k));
+  }
+  if (FitsCounted(tokens, k, experts)) {
+    Choices p = MakeChoices(tokens, k, experts);
+    p.maps = maps;
+    p.indices = indices;
+    return LaunchCountedMaps(p, stream);
   }
   TileParams p = MakeTileParams(tokens, k, experts);
   p.maps = maps;

@@ -114,6 +114,21 @@ def test_many_rows(experts: int, scoring: str) -> None:
         check_launcher(make_case(experts, tokens, {"k": min(experts, 6)} | SCORINGS[scoring], onnx_type="bfloat16"))
 
 
+def packed_case(experts: int, rows: int, k: int, **fields: Any) -> RouterCase:
+    """A softmax of the chosen, whose half-precision logits and experts make one key each."""
+    return make_case(experts, rows, {"k": k, "score": "softmax", "normalize": 1}, **fields)
+
+
+@pytest.mark.parametrize("texture", TEXTURES)
+@pytest.mark.parametrize("onnx_type", ["float16", "bfloat16"])
+def test_packed_keys(onnx_type: str, texture: str) -> None:
+    for experts in (16, 32, 40, 64, 72, 128, 136, 256, 264, 512):
+        for n, k in enumerate((1, 2, 7, 8, 9, 16)):
+            if k <= experts:
+                case = packed_case(experts, (1, 5, 67)[n % 3], k, onnx_type=onnx_type, texture=texture, seed=n)
+                check_launcher(case)
+
+
 @pytest.mark.parametrize("texture", TEXTURES)
 def test_textures(texture: str) -> None:
     n = 0
@@ -180,6 +195,9 @@ def test_few_of_each_path() -> None:
     given = {"k": 2, "score": "sparse_mixer", "mixer_threshold": 0.1}
     for experts in (16, 1500):
         check_launcher(make_case(experts, 3, given))
+    for experts, k in ((40, 3), (128, 8), (256, 8), (512, 10)):
+        for texture in ("ties", "nan", "constant"):
+            check_launcher(packed_case(experts, 35, k, onnx_type="bfloat16", texture=texture))
 
 
 def test_unaligned_rows() -> None:
