@@ -3,11 +3,14 @@
 # Each makes the virtual environment and builds first. The rest are their parts.
 
 PYTHON ?= python3
-ORT ?= cpu# which onnxruntime wheel: cpu or gpu
+ORT ?= $(if $(wildcard .venv/.ready-gpu),gpu,cpu)# which onnxruntime wheel: cpu or gpu; the one installed, if any
 JOBS ?= 2
 
 BIN := .venv/bin
+READY := .venv/.ready-$(ORT)
+EXPORT_READY := .venv/.export-$(ORT)
 HEADERS := build/ort-headers
+OTHER_WHEEL := $(if $(filter gpu,$(ORT)),onnxruntime,onnxruntime-gpu)# the two share a folder
 FLOOR := 1.27.0# the oldest ONNX Runtime supported
 NATIVE := $(shell git ls-files custom_ops)
 NATIVE_CXX := $(filter %.cc %.cu %.cuh %.h,$(NATIVE))
@@ -15,12 +18,14 @@ DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
 
 .PHONY: setup demo test lint format types unit floor export fixtures docs clean
 
-setup: .venv/.ready
+setup: $(READY)
 
-.venv/.ready: pyproject.toml $(NATIVE) scripts/ort_headers.sh
+$(READY): pyproject.toml $(NATIVE) scripts/ort_headers.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	scripts/ort_headers.sh $(HEADERS)
 	@echo "installing, and building the library: a minute or two, and some seven more for CUDA kernels"
+	rm -f .venv/.ready-* .venv/.export-*
+	$(BIN)/python -m pip uninstall --quiet --quiet --yes $(OTHER_WHEEL)
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev]'
 	touch $@
 
@@ -54,13 +59,13 @@ floor: setup
 	PYTHONPATH=build/ort-$(FLOOR) $(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export" tests/custom_ops tests/rewrites
 
 # Exports models afresh and compares them with the fixtures; needs torch and transformers, so it is not part of `test`.
-export: .venv/.export
+export: $(EXPORT_READY)
 	$(BIN)/python -m pytest --quiet -m export tests
 
-fixtures: .venv/.export
+fixtures: $(EXPORT_READY)
 	$(BIN)/python -m models.export
 
-.venv/.export: .venv/.ready
+$(EXPORT_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev,export]'
 	touch $@
 
