@@ -64,7 +64,7 @@ SHAPES = (
 )
 CYCLE_SHAPES = (Shape(512, 10, 2560, 640, "nvfp4"), Shape(128, 8, 2048, 768, "nvfp4"))
 
-MAP_KERNELS = ("ListMaps", "CountChoices", "SumCounts", "DealRows")
+MAP_KERNELS = ("ListMaps", "CountedMaps", "CountChoices", "SumCounts", "DealRows")
 """Names of the kernels that build routing maps, which many choices need between the router and FC1."""
 
 ROW_KERNELS = ("ConvertRows", "PrepareTokens")
