@@ -1,15 +1,15 @@
 // Packed weights of the grouped product for few tokens: exact codes as pairs, with their scales on the sums of blocks.
 //
-// A row's slot holds its scales of a stage, whole words of them where rows begin anywhere, and from byte 16 on its zero
-// points. A lane asks for one half of a stage: units of 32 columns, none of which has two scales but for nvfp4's, whose
-// weights take them, exactly.
+// A row has two slots in a stage, of its scales and of its zero points: whole words of them where rows begin anywhere.
+// A lane asks for one half of a stage: units of 32 columns, none of which has two scales but for nvfp4's, whose weights
+// take them, exactly.
 #pragma once
 
 #include "kernels/fused_experts_gemm_codes.cuh"
 
 namespace ort_moe {
 
-constexpr int kZeroPointsAt = 16;  // in a slot
+constexpr int kScaleSlotBytes = 16, kZeroSlotBytes = 8;  // of a row in a stage
 
 // Where a row's scales and zero points begin in their slots' words: in bytes and in nibbles.
 struct SlotShifts {
@@ -40,7 +40,7 @@ __device__ __forceinline__ float SharedScale(uint32_t address) {
 }
 
 struct Nvfp4Exact {
-  static constexpr int kBits = 4, kSlotBytes = 16, kScaleSize = 1;
+  static constexpr int kBits = 4, kScaleSize = 1;
   static constexpr float kFactor = 256.0f;
   static constexpr bool kHasZeroPoints = false, kShifts = false, kOnSums = false;
   static __host__ __device__ __forceinline__ int ScaleAt(int element, int) { return element / 16; }
@@ -50,7 +50,7 @@ struct Nvfp4Exact {
     __half2
         scales[2];  // of units 0 and 1, then of 2 and 3; times 64, so that products are times 2^-14 * 64 = 1 / kFactor
 
-    __device__ __forceinline__ Slot(uint32_t slot, int half, int, int, const LayerParams&, int q) {
+    __device__ __forceinline__ Slot(uint32_t slot, uint32_t, int half, int, int, const LayerParams&, int q) {
       uint32_t low, high;
       SharedWords(slot + 8 * half, &low, &high);
       const uint32_t mine = __byte_perm(low, high, q < 2 ? 0x6420 : 0x7531);
@@ -74,7 +74,7 @@ struct Nvfp4Exact {
 };
 
 struct Mxfp4Exact {
-  static constexpr int kBits = 4, kSlotBytes = 16, kScaleSize = 1;
+  static constexpr int kBits = 4, kScaleSize = 1;
   static constexpr float kFactor = 16384.0f;
   static constexpr bool kHasZeroPoints = false, kShifts = true, kOnSums = true;
   static __host__ __device__ __forceinline__ int ScaleAt(int element, int) { return element / 32; }
@@ -83,7 +83,7 @@ struct Mxfp4Exact {
   struct Slot {
     uint32_t scales, nan;
 
-    __device__ __forceinline__ Slot(uint32_t slot, int half, int shift, int, const LayerParams&, int) {
+    __device__ __forceinline__ Slot(uint32_t slot, uint32_t, int half, int shift, int, const LayerParams&, int) {
       const uint32_t low = SharedWord(slot + 4 * half), high = SharedWord(slot + 4 * half + 4);
       scales = Piece(low, high, shift);
       constexpr uint32_t kLow = 0x7f7f7f7fu, kOnes = 0x01010101u, kTop = 0x80808080u;
@@ -103,7 +103,7 @@ struct Mxfp4Exact {
 // T: of the scales.
 template <typename T>
 struct Int4Exact {
-  static constexpr int kBits = 4, kSlotBytes = 32, kScaleSize = 2;
+  static constexpr int kBits = 4, kScaleSize = 2;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kHasZeroPoints = true, kShifts = true, kOnSums = true;
   static __host__ __device__ __forceinline__ int ScaleAt(int element, int block) {
@@ -116,7 +116,8 @@ struct Int4Exact {
     float scales[4];
     uint32_t zeros[4];  // 1024 and a code, twice
 
-    __device__ __forceinline__ Slot(uint32_t slot, int half, int shift, int zero_shift, const LayerParams& layer, int) {
+    __device__ __forceinline__ Slot(uint32_t slot, uint32_t zero_slot, int half, int shift, int zero_shift,
+                                    const LayerParams& layer, int) {
       const int bits = layer.block_size == 32 ? 5 : layer.block_size == 64 ? 6 : 7;
       if (layer.block_size == 32) {
         uint32_t low, high;
@@ -134,7 +135,7 @@ struct Int4Exact {
       for (uint32_t& zero : zeros) zero = 0x64086408u;
       if constexpr (kZeros) {
         uint32_t low, high;
-        SharedWords(slot + kZeroPointsAt, &low, &high);
+        SharedWords(zero_slot, &low, &high);
         const uint32_t codes = __funnelshift_r(low, high, 4 * zero_shift);
 #pragma unroll
         for (int unit = 0; unit < 4; ++unit) {
@@ -161,7 +162,7 @@ struct Int4Exact {
 // T: of the scales.
 template <typename T>
 struct Int8Exact {
-  static constexpr int kBits = 8, kSlotBytes = 32, kScaleSize = 2;
+  static constexpr int kBits = 8, kScaleSize = 2;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kHasZeroPoints = true, kShifts = true, kOnSums = true;
   static __host__ __device__ __forceinline__ int ScaleAt(int element, int block) {
@@ -174,7 +175,8 @@ struct Int8Exact {
     float scales[2];
     uint32_t zeros[2];  // 1024 and a code, twice
 
-    __device__ __forceinline__ Slot(uint32_t slot, int half, int shift, int zero_shift, const LayerParams& layer, int) {
+    __device__ __forceinline__ Slot(uint32_t slot, uint32_t zero_slot, int half, int shift, int zero_shift,
+                                    const LayerParams& layer, int) {
       const int bits = layer.block_size == 32 ? 5 : layer.block_size == 64 ? 6 : 7;
       const uint32_t first = slot + shift + (half * 64 >> bits) * 2;
       scales[0] = scales[1] = SharedScale<T>(first);
@@ -182,7 +184,7 @@ struct Int8Exact {
       zeros[0] = zeros[1] = 0x64806480u;
       if constexpr (kZeros) {
         uint32_t low, high;
-        SharedWords(slot + kZeroPointsAt, &low, &high);
+        SharedWords(zero_slot, &low, &high);
         const uint32_t codes = __funnelshift_r(low, high, 4 * zero_shift);
 #pragma unroll
         for (int unit = 0; unit < 2; ++unit) {
@@ -205,7 +207,7 @@ struct Int8Exact {
 };
 
 struct Fp8Exact {
-  static constexpr int kBits = 8, kSlotBytes = 16, kScaleSize = 4;
+  static constexpr int kBits = 8, kScaleSize = 4;
   static constexpr float kFactor = 1.0f;
   static constexpr bool kHasZeroPoints = false, kShifts = false, kOnSums = true;
   static __host__ __device__ __forceinline__ int ScaleAt(int element, int block) {
@@ -216,7 +218,7 @@ struct Fp8Exact {
   struct Slot {
     float scales[2];
 
-    __device__ __forceinline__ Slot(uint32_t slot, int half, int, int, const LayerParams& layer, int) {
+    __device__ __forceinline__ Slot(uint32_t slot, uint32_t, int half, int, int, const LayerParams& layer, int) {
       const int bits = layer.block_size == 32 ? 5 : layer.block_size == 64 ? 6 : 7;
       const uint32_t first = slot + (half * 64 >> bits) * 4;
       scales[0] = scales[1] = __uint_as_float(SharedWord(first));

@@ -9,8 +9,9 @@
 // become float16 before, with a factor for each (fused_experts_gemm_prepare.cuh).
 //
 // A stage holds 128 bytes of each weight row, swizzled by the tensor map, the rows' slots
-// (fused_experts_gemm_exact.cuh), and panels of 64 columns of the tokens, permuted as for wgmma
-// (fused_experts_gemm_packed.cuh). Units of 32 columns take two instructions.
+// (fused_experts_gemm_exact.cuh), and the tokens' rows, permuted as for wgmma (fused_experts_gemm_packed.cuh), each by
+// one bulk copy and with 16 bytes behind it, so that eight rows' vectors lie in different banks. Units of 32 columns
+// take two instructions.
 #pragma once
 
 #include "kernels/fused_experts_gemm_exact.cuh"
@@ -29,13 +30,16 @@ struct SparseOperand {
   static constexpr int kRowBytes = 128, kBoxDepth = kRowBytes;
   static constexpr int kDepth = kRowBytes * 8 / Code::kBits;
   static constexpr int kTokenBytes = kDepth * sizeof(T);
+  static constexpr int kTokenPitch = kTokenBytes + 16;  // from a token's row to the next
   static constexpr int kRows = kGroups * 64;
   static constexpr int kBoxBytes = kRows * kRowBytes;
-  static constexpr int kWeightBytes = kBoxBytes + kRows * Code::kSlotBytes;
+  static constexpr int kZeroSlotsAt = kBoxBytes + kRows * kScaleSlotBytes;
+  static constexpr int kTokensAt = kZeroSlotsAt + (Code::kHasZeroPoints ? kRows * kZeroSlotBytes : 0);
+  static constexpr int kWeightBytes = kTokensAt + kGemmAlignment;  // and what lies behind the tokens' rows
   static constexpr int kBlocks = 1;
   static constexpr bool kSparse = true, kPermutes = true;  // few rows of an expert; tokens are permuted ahead
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
-  static_assert(kWeightBytes % kGemmAlignment == 0);
+  static_assert(kWeightBytes % kGemmAlignment == 0 && kMaxTokens * (kTokenPitch - kTokenBytes) <= kGemmAlignment);
 
   // Of a warpgroup: by turns in two halves, four sums of each lane of its warps.
   static constexpr int kExchangeBytes = 2 * 4 * 4 * kLanes * static_cast<int>(sizeof(float));

@@ -149,7 +149,7 @@ __device__ __forceinline__ void MultiplySparseTile(const GemmParams& p, const Ge
   using Code = typename Operand::Code;
   using Slot = typename Code::template Slot<kZeros>;
   constexpr int kUnits = Operand::kDepth / 64, kUnitsOfCopy = kUnits / 2;  // of a half of a stage
-  constexpr int kRowBytes = Operand::kRowBytes, kSlabBytes = kSlabRows * kRowBytes, kPanelRow = 128;
+  constexpr int kRowBytes = Operand::kRowBytes, kSlabBytes = kSlabRows * kRowBytes;
   const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
   const int group = threadIdx.x / kGroupThreads - 1;
   const int warp = threadIdx.x / kLanes % 4, lane = threadIdx.x % kLanes, half = warp % 2;
@@ -158,10 +158,9 @@ __device__ __forceinline__ void MultiplySparseTile(const GemmParams& p, const Ge
   const int matrix = lane / 8, row = lane % 8, q = Kept(lane % 4);
   const uint32_t weights =
       Kept((first_row + matrix % 2 * kTileRows + row) * kRowBytes + ((half * 4 + matrix / 2) ^ row) * 16);
-  const uint32_t tokens = Kept(row * kPanelRow + (matrix ^ row) * 16 + Operand::kWeightBytes) +
-                          half * (kUnits / 2) * p.max_tokens * kPanelRow;
-  const uint32_t panel_bytes = p.max_tokens * kPanelRow;
-  const uint32_t slots = Kept(Operand::kBoxBytes + (first_row + lane / 4) * Code::kSlotBytes);
+  const uint32_t tokens =
+      Kept(Operand::kTokensAt + row * Operand::kTokenPitch + half * (Operand::kTokenBytes / 2) + matrix * 16);
+  const uint32_t slots = Kept(Operand::kBoxBytes + (first_row + lane / 4) * kScaleSlotBytes);
   WarpShifts<Operand, kFirst> shifts(p, tile, tile.row_tile * Operand::kRows + first_row + lane / 4);
   float sums[2][kTiles][4] = {};
 
@@ -180,7 +179,10 @@ __device__ __forceinline__ void MultiplySparseTile(const GemmParams& p, const Ge
     ring.WaitFull();
     if (step * Operand::kDepth + half * (Operand::kDepth / 2) < layer.depth) {
       const auto code = [&](int i) {
-        return Slot(stage + slots + i * kTileRows * Code::kSlotBytes, half, shifts.Scale(i), shifts.Zero(i), layer, q);
+        const uint32_t zero_slot =
+            Operand::kZeroSlotsAt + (first_row + lane / 4) * kZeroSlotBytes + i * kTileRows * kZeroSlotBytes;
+        return Slot(stage + slots + i * kTileRows * kScaleSlotBytes, stage + zero_slot, half, shifts.Scale(i),
+                    shifts.Zero(i), layer, q);
       };
       const Slot codes[4] = {code(0), code(1), code(2), code(3)};
 #pragma unroll
@@ -196,7 +198,7 @@ __device__ __forceinline__ void MultiplySparseTile(const GemmParams& p, const Ge
           uint32_t b[kTiles][4];
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            LoadMatrices(stage + (tokens ^ unit % 2 * 64) + unit / 2 * panel_bytes + t * 8 * kPanelRow, b[t]);
+            LoadMatrices(stage + tokens + unit * 64 + t * 8 * Operand::kTokenPitch, b[t]);
           }
 #pragma unroll
           for (int slab = 0; slab < 2; ++slab) {
