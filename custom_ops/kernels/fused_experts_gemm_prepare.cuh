@@ -37,10 +37,35 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// A group of columns times `inverse`, as float16 and permuted; 0 leaves columns where they are.
+template <int kBits>
+__device__ __forceinline__ void StoreConverted(const uint4 (&group)[kPermutedColumns / 8], float inverse, uint4* to) {
+  constexpr int kVectors = kPermutedColumns / 8;
+  uint32_t in[kVectors][4];
+#pragma unroll
+  for (int q = 0; q < kVectors; ++q) {
+    *reinterpret_cast<uint4*>(in[q]) = group[q];
+#pragma unroll
+    for (uint32_t& pair : in[q]) {
+      const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+      const __half2 both = __floats2half2_rn(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
+      pair = reinterpret_cast<const uint32_t&>(both);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    uint32_t out[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) out[q] = kBits == 0 ? in[i][q] : Permuted<kBits>(in, i, q);
+    to[i] = *reinterpret_cast<const uint4*>(out);
+  }
+}
+
 // Rows of bfloat16 as float16, each times a power of two that brings its largest element near the top, whose inverse
 // goes to `factors`. Elements that are 2^29 times smaller than that one are rounded, far below what float32 sums keep
-// of them. A block takes a row of `columns`, `stride` elements after the last; kBits permutes as above, 0 leaves
-// columns where they are. `rows`: how many there are, or null for all.
+// of them. A block takes a row of `columns`, `stride` elements after the last, and a thread holds its first 32 columns,
+// mostly all of them, between looking for the largest and converting; kBits permutes as above, 0 leaves columns where
+// they are. `rows`: how many there are, or null for all; memory behind them is read, too.
 template <int kBits>
 __global__ void __launch_bounds__(128) ConvertRowsKernel(const uint4* source, uint4* target, float* factors,
                                                          int columns, int stride, const int64_t* rows) {
@@ -49,15 +74,27 @@ __global__ void __launch_bounds__(128) ConvertRowsKernel(const uint4* source, ui
   __shared__ uint32_t peaks[kWarps];
   AllowNext();  // the next kernel waits for this one, and this one for all before it
   WaitForPrevious();
-  if (rows != nullptr && blockIdx.x >= *rows) return;
   const uint4* const from = source + int64_t{blockIdx.x} * (stride / 8);
   uint4* const to = target + int64_t{blockIdx.x} * (stride / 8);
+  const int first = threadIdx.x, groups = columns / kPermutedColumns;
+  uint4 held[kVectors] = {};
   uint32_t peak = 0;
-  for (int vector = threadIdx.x; vector < columns / 8; vector += blockDim.x) {
-    const uint4 v = from[vector];
+  const auto look = [&](uint4 v) {
     peak = __vmaxu2(__vmaxu2(peak, __vmaxu2(v.x & kMagnitude, v.y & kMagnitude)),
                     __vmaxu2(v.z & kMagnitude, v.w & kMagnitude));
+  };
+  if (first < groups) {
+#pragma unroll
+    for (int q = 0; q < kVectors; ++q) held[q] = from[first * kVectors + q];
   }
+  const bool within = rows == nullptr || blockIdx.x < *rows;
+#pragma unroll
+  for (int q = 0; q < kVectors; ++q) look(held[q]);
+  for (int vector = (first + blockDim.x) * kVectors; vector < groups * kVectors; vector += blockDim.x * kVectors) {
+#pragma unroll
+    for (int q = 0; q < kVectors; ++q) look(from[vector + q]);
+  }
+  if (!within) return;
   peak = __reduce_max_sync(0xffffffffu, max(peak >> 16, peak & 0xffffu));
   if (threadIdx.x % 32 == 0) peaks[threadIdx.x / 32] = peak;
   __syncthreads();
@@ -67,25 +104,11 @@ __global__ void __launch_bounds__(128) ConvertRowsKernel(const uint4* source, ui
   const int exponent = max(static_cast<int>(peak >> 7), kTop + 1) - kTop;
   const float inverse = __uint_as_float(static_cast<uint32_t>(2 * kBias - exponent) << 23);
   if (threadIdx.x == 0) factors[blockIdx.x] = __uint_as_float(static_cast<uint32_t>(exponent) << 23);
-  for (int group = threadIdx.x; group < columns / kPermutedColumns; group += blockDim.x) {
-    uint32_t in[kVectors][4];
+  if (first < groups) StoreConverted<kBits>(held, inverse, to + first * kVectors);
+  for (int group = first + blockDim.x; group < groups; group += blockDim.x) {
 #pragma unroll
-    for (int q = 0; q < kVectors; ++q) {
-      *reinterpret_cast<uint4*>(in[q]) = from[group * kVectors + q];
-#pragma unroll
-      for (uint32_t& pair : in[q]) {
-        const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
-        const __half2 both = __floats2half2_rn(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
-        pair = reinterpret_cast<const uint32_t&>(both);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      uint32_t out[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) out[q] = kBits == 0 ? in[i][q] : Permuted<kBits>(in, i, q);
-      to[group * kVectors + i] = *reinterpret_cast<const uint4*>(out);
-    }
+    for (int q = 0; q < kVectors; ++q) held[q] = from[group * kVectors + q];
+    StoreConverted<kBits>(held, inverse, to + group * kVectors);
   }
 }
 
