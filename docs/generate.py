@@ -148,15 +148,18 @@ mxfp4, where tokens share experts, at 2.3 for int4 and 3.1 for int8 and fp8; wha
 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns better; with
 four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp made no difference.
 
-Behind 40 choices of nvfp4 or fp8, 64 of int4, 56 of int8, 16 of mxfp4, or what fits into shared memory, the grouped
-product takes over, with mma.sync up to 16 tokens of an expert in the mean (mxfp4: 12), then with wgmma. A weight is
-decoded once for all tokens. nvfp4 512/10/2560/640 takes 88, 138, 220 and 324 us at 8, 16, 32 and 64 tokens, 2.4 to
-3.1 TB/s; wgmma, whose waits hold up the decoding, takes 210, 332 and 478 from 16 on.
-At 16 and 64 tokens int4/32 takes 159 and 361 us (wgmma 261 and 609), mxfp4 158 and 213 (236 and 248), int8/128 139 and
-201 (227 and 326), fp8/128 115 and 170 (183 and 266). The instructions bound it: by ncu, on a build close to this one,
-72 % of the issue slots are busy and 65 % of the pipe of logical operations. A weight of nvfp4 takes 2.6 of them, and
-the rest is the ends of tiles, in FC2 a quarter of the time, and the last wave of them. Blocks of 64 weight rows, four
-to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, or what fits into shared memory, the grouped product
+takes over, with mma.sync up to 16 tokens of an expert in the mean (mxfp4: 12, int8: 24), then with wgmma. A weight is
+decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64
+tokens, 2.5 to 3.3 TB/s; wgmma, whose waits hold up the decoding, takes 210, 332 and 478 from 16 on.
+At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and
+190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of
+the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A
+weight of nvfp4 takes 2.6 of them, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last
+wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited for a stage a
+fifth of the time, whose weights were there, while three warps copied rows of tokens by 16 bytes; since one warp has a
+row copied at once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up
+to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 """
 
 _CYCLE_HEADER = """\

@@ -91,9 +91,8 @@ int64_t FewSlots(WeightFormat format) {
     case WeightFormat::kMxfp4:
       return 16;
     case WeightFormat::kInt4:
-      return 64;
     case WeightFormat::kInt8:
-      return 56;
+      return 64;
     case WeightFormat::kDense:
       break;
   }
