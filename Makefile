@@ -58,7 +58,8 @@ floor: setup
 	test -d build/ort-$(FLOOR) || $(BIN)/python -m pip install --quiet --no-deps --target build/ort-$(FLOOR) onnxruntime==$(FLOOR)
 	PYTHONPATH=build/ort-$(FLOOR) $(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export" tests/custom_ops tests/rewrites
 
-# Exports models afresh and compares them with the fixtures; needs torch and transformers, so it is not part of `test`.
+# Exports models afresh and compares them with the fixtures, and trains with ort_moe.torch; needs torch and transformers,
+# so it is not part of `test`.
 export: $(EXPORT_READY)
 	$(BIN)/python -m pytest --quiet -m export tests
 

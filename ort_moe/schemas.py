@@ -27,10 +27,11 @@ def register_schemas() -> None:
     """Registers the schema of every op with `onnx.defs`; those already there stay as they are."""
     for op in OPS.values():
         if not defs.has(op.name, VERSION, DOMAIN):
-            defs.register_schema(_schema(op))
+            defs.register_schema(schema_of(op))
 
 
-def _schema(op: Op) -> defs.OpSchema:
+def schema_of(op: Op) -> defs.OpSchema:
+    """The schema of a row of the op table."""
     constraints = {}
 
     def parameter(tensor: Tensor) -> defs.OpSchema.FormalParameter:
@@ -149,7 +150,7 @@ def _infer_router_probs(context: InferenceContext) -> None:
     _set_training_outputs(context, op, logits, dims)
     chosen = attributes.get("k")
     indices = None if dims is None else [*dims[:-1], _dim(chosen if isinstance(chosen, int) else None)]
-    _set_output(context, 3, TensorProto.INT32, indices)
+    _set_output(context, 2, TensorProto.INT32, indices)
 
 
 def _infer_router_scores(context: InferenceContext) -> None:
@@ -207,15 +208,15 @@ def _set_output(context: InferenceContext, index: int, element_type: int, dims: 
 def _set_training_outputs(
     context: InferenceContext, op: Op, logits: TypeProto.Tensor | None, dims: _Dims | None
 ) -> None:
-    """Sets the first outputs of a router in training: dense values, and the map as bytes or as bits."""
-    if context.has_output(1) == context.has_output(2):
-        wanted = "one of the outputs 'routing_map' and 'routing_bitmap' must be there"
-        raise InferenceError(f"{op.name}: {wanted}, but {'both are' if context.has_output(1) else 'neither is'}")
+    """Sets outputs of a router in training: dense values, and the map as bytes and, last, as bits."""
+    bitmap = len(op.outputs) - 1
+    if not (context.has_output(1) or context.has_output(bitmap)):
+        raise InferenceError(f"{op.name}: output 'routing_map' or 'routing_bitmap' must be there, but neither is")
     experts = _size(dims, -1)
     _set_output(context, 0, logits.elem_type if logits is not None else 0, dims)
     _set_output(context, 1, TensorProto.BOOL, dims)
     bits = None if dims is None else [*dims[:-1], _dim(None if experts is None else -(-experts // 8))]
-    _set_output(context, 2, TensorProto.UINT8, bits)
+    _set_output(context, bitmap, TensorProto.UINT8, bits)
 
 
 def _dims(op: Op, index: int, tensor: TypeProto.Tensor | None) -> _Dims | None:

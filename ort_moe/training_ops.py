@@ -32,15 +32,15 @@ def router_probs(router: Op) -> Op:
 Routes as FusedRouter does and returns the mixing weights at the places of their experts, for training.
 
 `probs` holds FusedRouter's weight of each chosen expert (`weights_from = "scores"`), rounded once to the type of the
-logits, and zero elsewhere; the map tells which are chosen, as bytes or as bits: a node has one of the two. A model is
-so served with the choice, and up to that rounding with the weights, that it was trained with. A row with a NaN logit
-has NaN at the places of its chosen.
+logits, and zero elsewhere; the map tells which are chosen, as bytes or as bits: a node has one of the two, or both at
+twice the cost. A model is so served with the choice, and up to that rounding with the weights, that it was trained
+with. A row with a NaN logit has NaN at the places of its chosen.
 
 `softmax` before the choice is `score_after_topk = 0`, without or with `normalize`; after it `score_after_topk = 1`, or
 `normalize` with both limits 0, which is the same. Megatron's and DeepSeek's sigmoid routers are `sigmoid` with
 `normalize`, `normalize_eps` 1e-20, a `scale`, a bias and groups.
 
-Gradients come from `ort_moe.training_kernels`: of the logits and of `expert_scale`, the choice held fixed; none of
+Gradients come from [`ort_moe.torch`](training.md): of the logits and of `expert_scale`, the choice held fixed; none of
 `selection_bias`. They are recomputed from logits and map, in float32 with the sums of FusedRouter, and have the same
 bits on every device.
 
@@ -49,8 +49,8 @@ Limits: FusedRouter's, and E is at most 8192. T * E may be beyond 2^31.""",
         outputs=(
             Tensor("probs", ACTIVATION_TYPES, "(..., E)", "Mixing weights, zero of the experts not chosen."),
             _ROUTING_MAP,
-            _ROUTING_BITMAP,
             Tensor("indices", ("int32",), "(..., K)", "Chosen experts in rank order.", True),
+            _ROUTING_BITMAP,
         ),
         attributes=tuple(attributes.values()),
     )
@@ -64,10 +64,10 @@ The scores of all experts that an auxiliary loss balances, and the map of the be
 `x` = logits in float32, soft-capped as FusedRouter does; `v` = FusedRouter's `score` of each expert; with `normalize`
 divided by the sum of v over all experts + `normalize_eps`; then one rounding to the type of the logits. Sums have
 FusedRouter's order. The map is RouterProbs' of the same score without bias and groups: `softmax` is ranked by x, the
-others by v before the division. A node has it as bytes or as bits. NaN follows IEEE 754: it reaches the whole row
-through a sum, else its own place.
+others by v before the division. A node has it as bytes or as bits, or both at twice the cost. NaN follows IEEE 754: it
+reaches the whole row through a sum, else its own place.
 
-Gradients of the logits come from `ort_moe.training_kernels`. Limits: 1 <= k <= E <= 8192. T * E may be beyond
+Gradients of the logits come from [`ort_moe.torch`](training.md). Limits: 1 <= k <= E <= 8192. T * E may be beyond
 2^31.""",
     inputs=(Tensor("logits", ACTIVATION_TYPES, "(..., E)", "Router logits, rank 1 or more."),),
     outputs=(
@@ -101,7 +101,7 @@ device, so that the loss has the same bits from run to run:
 3. `s[i]`: the sum over e of `c[i, e] * tokens_per_expert[e]`, in FusedRouter's order.
 4. `loss`: C times the sum of the s, added by a butterfly with strides 64, 32, 16, 8, 4, 2, 1.
 
-The gradient of probs, from `ort_moe.training_kernels`, is `C * tokens_per_expert[e]` times that of the loss,
+The gradient of probs, from [`ort_moe.torch`](training.md), is `C * tokens_per_expert[e]` times that of the loss,
 rounded once. Limits: 1 <= k <= E <= 8192. T * E may be beyond 2^31.""",
     inputs=(
         Tensor("probs", ACTIVATION_TYPES, "(..., E)", "Scores of the experts, rank 1 or more."),

@@ -86,22 +86,14 @@ void CheckExpertVector(const Node& node, const OpSpec& spec, size_t index, int64
   if (!tensor.shape.empty()) CheckShape(spec.inputs[index], tensor.shape, {experts});
 }
 
-std::vector<TensorSpec> TrainingMapSpecs() {
-  return {{"routing_map", {ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}, true},
-          {"routing_bitmap", {ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8}, true}};
+TensorSpec TrainingMapSpec(MapFormat format) {
+  if (format == MapFormat::kByte) return {"routing_map", {ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}, true};
+  return {"routing_bitmap", {ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8}, true};
 }
 
-MapFormat TrainingMapFormat(const Node& node, size_t index) {
-  const bool has_map = node.HasOutput(index);
-  const bool has_bitmap = node.HasOutput(index + 1);
-  if (has_map && has_bitmap) throw Error("output 'routing_bitmap' must be absent beside 'routing_map', but is there");
-  if (!has_map && !has_bitmap) throw Error("output 'routing_map' or 'routing_bitmap' must be there, but neither is");
-  return has_map ? MapFormat::kByte : MapFormat::kBit;
-}
-
-uint8_t* OutputTrainingMap(Context& context, size_t index, MapFormat format, std::vector<int64_t> shape) {
-  shape.back() = MapBytes(format, shape.back());
-  return static_cast<uint8_t*>(context.Output(format == MapFormat::kByte ? index : index + 1, shape));
+TrainingMaps::TrainingMaps(const Node& node, size_t byte_output, size_t bit_output)
+    : outputs_{byte_output, bit_output}, has_{node.HasOutput(byte_output), node.HasOutput(bit_output)} {
+  if (!has_[0] && !has_[1]) throw Error("output 'routing_map' or 'routing_bitmap' must be there, but neither is");
 }
 
 }  // namespace ort_moe

@@ -27,10 +27,29 @@ const float* ExpertVector(const Context& context, const OpSpec& spec, size_t ind
 // What is known when the session is created of an input with one value per expert (-1: not known), if the node has it.
 void CheckExpertVector(const Node& node, const OpSpec& spec, size_t index, int64_t experts);
 
-// The map of a node in training, as an output: bool at `index`, bits behind it. Throws unless the node has one of them.
-std::vector<TensorSpec> TrainingMapSpecs();
-MapFormat TrainingMapFormat(const Node& node, size_t index);
-uint8_t* OutputTrainingMap(Context& context, size_t index, MapFormat format, std::vector<int64_t> shape);
+// The map of a router in training as outputs, bytes or bits or, computed twice, both.
+TensorSpec TrainingMapSpec(MapFormat format);
+
+class TrainingMaps {
+ public:
+  // The outputs that would be the map. Throws unless the node has one of them.
+  TrainingMaps(const Node& node, size_t byte_output, size_t bit_output);
+
+  // Calls launch(format, map) for each that the node has; `shape` is that of the logits.
+  template <typename Launch>
+  void ForEach(Context& context, std::vector<int64_t> shape, const Launch& launch) const {
+    const int64_t experts = shape.back();
+    for (const MapFormat format : {MapFormat::kByte, MapFormat::kBit}) {
+      if (!has_[static_cast<size_t>(format)]) continue;
+      shape.back() = MapBytes(format, experts);
+      launch(format, static_cast<uint8_t*>(context.Output(outputs_[static_cast<size_t>(format)], shape)));
+    }
+  }
+
+ private:
+  size_t outputs_[2];  // by format
+  bool has_[2];
+};
 
 // Logits of one task on the CPU: some 50 us of work, so that handing it to a thread costs little beside it.
 inline constexpr int64_t kLogitsPerTask = 8192;

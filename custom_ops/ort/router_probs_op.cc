@@ -10,7 +10,7 @@ namespace ort_moe {
 namespace {
 
 enum Input : size_t { kLogits, kSelectionBias, kExpertScale };
-enum Output : size_t { kProbs, kMap, kBitmap, kIndices };
+enum Output : size_t { kProbs, kMap, kIndices, kBitmap };
 
 OpSpec MakeSpec() {
   OpSpec spec;
@@ -20,10 +20,12 @@ OpSpec MakeSpec() {
       {"selection_bias", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
       {"expert_scale", {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, true},
   };
-  spec.outputs = {{"probs", ActivationTypes()}};
-  const std::vector<TensorSpec> maps = TrainingMapSpecs();
-  spec.outputs.insert(spec.outputs.end(), maps.begin(), maps.end());
-  spec.outputs.push_back({"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}, true});
+  spec.outputs = {
+      {"probs", ActivationTypes()},
+      TrainingMapSpec(MapFormat::kByte),
+      {"indices", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}, true},
+      TrainingMapSpec(MapFormat::kBit),
+  };
   spec.attributes = TrainingRouterAttributes();
   return spec;
 }
@@ -41,9 +43,11 @@ void RouterProbsOp::InferShapes(ShapeInference& node) {
 }
 
 RouterProbsOp::RouterProbsOp(const Node& node, Device device)
-    : device_(device), has_selection_bias_(node.HasInput(kSelectionBias)), has_indices_(node.HasOutput(kIndices)) {
+    : maps_(node, kMap, kBitmap),
+      device_(device),
+      has_selection_bias_(node.HasInput(kSelectionBias)),
+      has_indices_(node.HasOutput(kIndices)) {
   config_.router = ReadTrainingRouterConfig(node);
-  config_.map_format = TrainingMapFormat(node, kMap);
   const KnownTensor logits = node.Input(kLogits);
   CheckType(Spec().inputs[kLogits], logits.type);
   const int64_t experts = logits.shape.empty() ? -1 : logits.shape.back();
@@ -72,17 +76,21 @@ void RouterProbsOp::Compute(Context& context) const {
   args.selection_bias = ExpertVector(context, Spec(), kSelectionBias, experts);
   args.expert_scale = ExpertVector(context, Spec(), kExpertScale, experts);
   args.probs = context.Output(kProbs, shape);
-  args.map = OutputTrainingMap(context, kMap, config_.map_format, shape);
   shape.back() = config_.router.k;
   if (has_indices_) args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));
-
+  maps_.ForEach(context, logits->shape, [&](MapFormat format, uint8_t* map) {
+    RouterProbsConfig config = config_;
+    config.map_format = format;
+    args.map = map;
 #if defined(ORT_MOE_WITH_CUDA)
-  if (device_ == Device::kCuda) {
-    return CheckLaunch(LaunchRouterProbs(config_, args, static_cast<cudaStream_t>(context.CudaStream())));
-  }
+    if (device_ == Device::kCuda) {
+      return CheckLaunch(LaunchRouterProbs(config, args, static_cast<cudaStream_t>(context.CudaStream())));
+    }
 #endif
-  const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);
-  context.ParallelFor(args.rows, grain, [&](int64_t begin, int64_t end) { RouterProbsCpu(config_, args, begin, end); });
+    const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);
+    context.ParallelFor(args.rows, grain,
+                        [&](int64_t begin, int64_t end) { RouterProbsCpu(config, args, begin, end); });
+  });
 }
 
 }  // namespace ort_moe

@@ -9,16 +9,14 @@
 namespace ort_moe {
 namespace {
 
-enum Output : size_t { kScores, kMap };
+enum Output : size_t { kScores, kMap, kBitmap };
 
 // The order of choices is that of the enumerations in kernels/fused_router.h.
 OpSpec MakeSpec() {
   OpSpec spec;
   spec.name = "RouterScores";
   spec.inputs = {{"logits", ActivationTypes()}};
-  spec.outputs = {{"scores", ActivationTypes()}};
-  const std::vector<TensorSpec> maps = TrainingMapSpecs();
-  spec.outputs.insert(spec.outputs.end(), maps.begin(), maps.end());
+  spec.outputs = {{"scores", ActivationTypes()}, TrainingMapSpec(MapFormat::kByte), TrainingMapSpec(MapFormat::kBit)};
   spec.attributes = {
       {"k", AttributeKind::kInt},
       {"score", AttributeKind::kString, Words({"softmax", "sigmoid", "sqrtsoftplus"})},
@@ -41,13 +39,12 @@ void RouterScoresOp::InferShapes(ShapeInference& node) {
   if (const auto shape = node.Input(0)) node.SetOutput(kScores, *shape, node.Type(0));
 }
 
-RouterScoresOp::RouterScoresOp(const Node& node, Device device) : device_(device) {
+RouterScoresOp::RouterScoresOp(const Node& node, Device device) : maps_(node, kMap, kBitmap), device_(device) {
   config_.k = node.Int("k");
   config_.score = static_cast<Score>(node.Choice("score"));
   config_.normalize = node.Int("normalize") != 0;
   config_.normalize_eps = node.Float("normalize_eps");
   config_.softcap = node.Float("softcap");
-  config_.map_format = TrainingMapFormat(node, kMap);
   const KnownTensor logits = node.Input(0);
   CheckType(Spec().inputs[0], logits.type);
   CheckExperts(logits.shape.empty() ? -1 : logits.shape.back());
@@ -69,16 +66,19 @@ void RouterScoresOp::Compute(Context& context) const {
   args.rows = RowCount(logits->shape);
   args.experts = logits->shape.back();
   args.scores = context.Output(kScores, logits->shape);
-  args.map = OutputTrainingMap(context, kMap, config_.map_format, logits->shape);
-
+  maps_.ForEach(context, logits->shape, [&](MapFormat format, uint8_t* map) {
+    RouterScoresConfig config = config_;
+    config.map_format = format;
+    args.map = map;
 #if defined(ORT_MOE_WITH_CUDA)
-  if (device_ == Device::kCuda) {
-    return CheckLaunch(LaunchRouterScores(config_, args, static_cast<cudaStream_t>(context.CudaStream())));
-  }
+    if (device_ == Device::kCuda) {
+      return CheckLaunch(LaunchRouterScores(config, args, static_cast<cudaStream_t>(context.CudaStream())));
+    }
 #endif
-  const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / args.experts);
-  context.ParallelFor(args.rows, grain,
-                      [&](int64_t begin, int64_t end) { RouterScoresCpu(config_, args, begin, end); });
+    const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / args.experts);
+    context.ParallelFor(args.rows, grain,
+                        [&](int64_t begin, int64_t end) { RouterScoresCpu(config, args, begin, end); });
+  });
 }
 
 }  // namespace ort_moe

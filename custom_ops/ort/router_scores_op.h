@@ -5,6 +5,7 @@
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"
+#include "ort/router_node.h"
 #include "ort/shape_inference.h"
 
 namespace ort_moe {
@@ -20,7 +21,8 @@ class RouterScoresOp {
  private:
   void CheckExperts(int64_t experts) const;
 
-  RouterScoresConfig config_;
+  RouterScoresConfig config_;  // the format of the map is set for each
+  TrainingMaps maps_;
   Device device_;
 };
 

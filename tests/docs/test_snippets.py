@@ -1,8 +1,8 @@
 """Runs every command and snippet of the documentation, top to bottom, one folder per page.
 
-A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device; `make`
-lines are checked against the Makefile without being run, for they run this very test. Any other language is only shown:
-`console` is for what builds in the checkout.
+A fence's language says what it is: `sh` and `python` are run; `sh gpu` and `python gpu` need a CUDA device, `python
+torch` PyTorch; `make` lines are checked against the Makefile without being run, for they run this very test. Any other
+language is only shown: `console` is for what builds in the checkout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | r
 
 @dataclass(frozen=True)
 class Snippet:
-    """One fence: where it starts, its language, whether it needs a GPU, and its text."""
+    """One fence: where it starts, its language, what it needs ("", "gpu" or "torch"), and its text."""
 
     page: Path
     line: int
     language: str
-    gpu: bool
+    needs: str
     body: str
 
     def run(self, folder: Path, environment: dict[str, str]) -> None:
@@ -52,17 +52,17 @@ def snippets(page: Path) -> list[Snippet]:
     for match in FENCE.finditer(text):
         language, *rest = match["info"].split() or ["text"]
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Snippet(page, line, language, rest == ["gpu"], match["body"]))
+        found.append(Snippet(page, line, language, " ".join(rest), match["body"]))
     return found
 
 
-def run_page(page: Path, folder: Path, gpu: bool) -> None:
-    """Runs the page's snippets in one folder that has the sample models and benchmarks, as a checkout does."""
+def run_page(page: Path, folder: Path, *here: str) -> None:
+    """Runs the page's snippets whose needs are here in one folder with models and benchmarks, as in a checkout."""
     for name in ("models", "benchmarks", "docs"):
         (folder / name).symlink_to(ROOT / name)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for snippet in snippets(page):
-        if snippet.language in RUN and (gpu or not snippet.gpu):
+        if snippet.language in RUN and snippet.needs in ("", *here):
             snippet.run(folder, environment)
 
 
@@ -70,6 +70,7 @@ def run_page(page: Path, folder: Path, gpu: bool) -> None:
 def test_every_fence_names_a_known_language(page: Path) -> None:
     unknown = [f"{s.line}: {s.language}" for s in snippets(page) if s.language not in RUN + SHOWN]
     assert not unknown
+    assert {s.needs for s in snippets(page)} <= {"", "gpu", "torch"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -85,14 +86,26 @@ def test_no_code_hides_in_indentation(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(s.language in RUN and not s.gpu for s in snippets(p))], ids=lambda page: page.name
+    "page",
+    [p for p in PAGES if any(s.language in RUN and not s.needs for s in snippets(p))],
+    ids=lambda page: page.name,
 )
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     assert shutil.which("make")
-    run_page(page, tmp_path, gpu=False)
+    run_page(page, tmp_path)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page", [p for p in PAGES if any(s.gpu for s in snippets(p))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(s.needs == "gpu" for s in snippets(p))], ids=lambda page: page.name
+)
 def test_gpu_snippets_run(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, gpu=True)
+    run_page(page, tmp_path, "gpu")
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(s.needs == "torch" for s in snippets(p))], ids=lambda p: p.name
+)
+def test_torch_snippets_run(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path, "torch")

@@ -213,8 +213,8 @@ def test_routers_in_training_keep_type_and_shape(onnx_type: str) -> None:
         ("RouterProbs", {"k": 9}, ("probs", "routing_map"), "'k' must be at most the number of experts, 8, but is 9"),
         ("RouterProbs", {"bias_on": "logits"}, ("probs", "routing_map"), "'bias_on' must be 'score' unless"),
         ("RouterScores", {"softcap": -1.0}, ("scores", "routing_map"), "'softcap' must be finite and at least 0"),
-        ("RouterScores", {}, ("scores",), "'routing_map' and 'routing_bitmap' must be there, but neither is"),
-        ("RouterProbs", {}, ("probs", "routing_map", "routing_bitmap"), "must be there, but both are"),
+        ("RouterScores", {}, ("scores",), "'routing_map' or 'routing_bitmap' must be there, but neither is"),
+        ("RouterProbs", {}, ("probs", "indices"), "'routing_map' or 'routing_bitmap' must be there, but neither is"),
     ],
 )
 def test_wrong_routers_in_training_are_errors(
