@@ -43,7 +43,7 @@ def run(
     measure: Callable[[S, int, float], dict[str, Any]],
     columns: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Measures, prints and writes.
+    """Measures every shape at every number of tokens, prints and writes.
 
     Args:
         args: What `parser` made of the command line.
@@ -54,14 +54,21 @@ def run(
     Returns:
         The rows.
     """
+    return run_pairs(args, [(shape, tokens) for shape in shapes for tokens in args.tokens], measure, columns)
+
+
+def run_pairs(
+    args: argparse.Namespace,
+    pairs: Iterable[tuple[S, int]],
+    measure: Callable[[S, int, float], dict[str, Any]],
+    columns: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """The same of given pairs of a shape and a number of tokens."""
     timing.require_gpu()
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     rows = [
-        measure(shape, tokens, copy_gbps)
-        for shape in shapes
-        if args.only is None or args.only in shape.name
-        for tokens in args.tokens
+        measure(shape, tokens, copy_gbps) for shape, tokens in pairs if args.only is None or args.only in shape.name
     ]
     publish(rows, columns, timing.environment() | {"copy_gbps": round(copy_gbps, 1)}, args.json)
     return rows

@@ -60,6 +60,20 @@ def graph_time(
     return statistics.median(times)
 
 
+def moving_time(moved_bytes: int, *, launches: int = 100, memory_bytes: int = 2 << 30) -> float:
+    """Time of an element-wise kernel that reads and writes so many bytes in all, in us, like `graph_time`.
+
+    Args:
+        moved_bytes: Half of them are read.
+        launches: Nodes of the graph at most.
+        memory_bytes: Of all buffers of the graph at most, but for the first two.
+    """
+    elements = max(1, moved_bytes // 16)
+    count = max(2, min(launches, memory_bytes // moved_bytes))
+    source, target = (torch.zeros(count, elements, dtype=torch.int64, device="cuda") for _ in range(2))
+    return graph_time(lambda n, _: torch.bitwise_not(source[n % count], out=target[n % count]), launches=max(16, count))
+
+
 def session_time(
     run: Callable[[], None], *, nodes: int, repeats: int = 25, prepare: Callable[[int], None] = lambda _: None
 ) -> float:

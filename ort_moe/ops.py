@@ -195,6 +195,37 @@ The results are the same bits on CPU and CUDA.""",
     attributes=(),
 )
 
+GATHER_FINALIZE = Op(
+    name="GatherFinalize",
+    doc="""\
+FinalizeRouting from rows that lie in a masked layout: each of the `local_count` experts of this device has room for M
+rows of `expert_output`, and its tokens' rows come first. No permuted copy of them is made.
+
+Choice k of token t names expert `e = indices[t, k]`; with `p = unpermuted_to_permuted[k * T + t]` its row is
+`c = p - expert_first_token_offset[e]` of that expert, `expert_output[e - local_begin, c]`, of which the first
+`hidden_size` elements count and the others are padding.
+
+A choice contributes nothing, and its row is not read, where e lies outside
+[`local_begin`, `local_begin` + `local_count`) or c outside [0, M). All else is FinalizeRouting's, of which this returns
+the bits: the choices in the order k = 0 .. K-1, `sum = fma(weights[t, k], row (+ bias[e]), sum)` in float32 from +0,
+one add of the residual, one rounding.""",
+    inputs=(
+        Tensor("expert_output", ACTIVATION_TYPES, "(E_local, M, H_padded)", "Rows of the local experts."),
+        Tensor("weights", ("float",), "(..., K)", "Mixing weights in rank order."),
+        Tensor("indices", ("int32",), "(..., K)", "Chosen experts in rank order, of all devices."),
+        Tensor("unpermuted_to_permuted", ("int32",), "(R)", "The permuted position of each choice, R = T * K."),
+        Tensor("expert_first_token_offset", ("int64",), "(E + 1)", "The first permuted position of each expert."),
+        Tensor("bias", ACTIVATION_TYPES, "(E, H)", "Added to each expert's rows; of their type.", True),
+        Tensor("residual", ACTIVATION_TYPES, "(..., H)", "Added to the result; of the rows' type.", True),
+    ),
+    outputs=(Tensor("y", ACTIVATION_TYPES, "(..., H)", "The leading dimensions of weights; the type of the rows."),),
+    attributes=(
+        Attribute("hidden_size", "int", "H, at least 1 and at most H_padded."),
+        Attribute("local_begin", "int", "The first local expert.", 0),
+        Attribute("local_count", "int", "E_local, at least 1; local_begin + local_count is at most E."),
+    ),
+)
+
 FUSED_EXPERTS = Op(
     name="FusedExperts",
     doc="""\
@@ -296,6 +327,7 @@ OPS: Mapping[str, Op] = {
         FUSED_ROUTER,
         PERMUTE_TOKENS,
         FINALIZE_ROUTING,
+        GATHER_FINALIZE,
         FUSED_EXPERTS,
         ROUTER_PROBS,
         ROUTER_SCORES,

@@ -117,6 +117,27 @@ def _infer_finalize_routing(context: InferenceContext) -> None:
     _set_output(context, 0, output.elem_type if output is not None else 0, shape)
 
 
+def _infer_gather_finalize(context: InferenceContext) -> None:
+    """Checks the attributes and sets the output: the leading dimensions of the weights, the type of the rows."""
+    op = OPS["GatherFinalize"]
+    output = _input(context, 0)
+    rows, weights = _dims(op, 0, output), _dims(op, 1, _input(context, 1))
+    attributes = _attributes(context, op)
+    for name, least in (("hidden_size", 1), ("local_begin", 0), ("local_count", 1)):
+        value = attributes.get(name)
+        if isinstance(value, int) and value < least:
+            raise InferenceError(f"{op.name}: attribute '{name}' must be at least {least}, but is {value}")
+    hidden, padded = attributes.get("hidden_size"), _size(rows, -1)
+    if isinstance(hidden, int) and padded is not None and hidden > padded:
+        raise InferenceError(
+            f"{op.name}: attribute 'hidden_size' must be at most the last dimension of input 'expert_output', {padded},"
+            f" but is {hidden}"
+        )
+    columns = _dim(hidden if isinstance(hidden, int) else None)
+    shape = None if weights is None else [*weights[:-1], columns]
+    _set_output(context, 0, output.elem_type if output is not None else 0, shape)
+
+
 def _infer_fused_experts(context: InferenceContext) -> None:
     """Checks the attributes and the presence of the maps, and sets the output: the type and the shape of x."""
     op = OPS["FusedExperts"]
@@ -185,6 +206,7 @@ _INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
     "FusedRouter": _infer_fused_router,
     "PermuteTokens": _infer_permute_tokens,
     "FinalizeRouting": _infer_finalize_routing,
+    "GatherFinalize": _infer_gather_finalize,
     "FusedExperts": _infer_fused_experts,
     "RouterProbs": _infer_router_probs,
     "RouterScores": _infer_router_scores,

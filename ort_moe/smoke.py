@@ -86,6 +86,31 @@ def _finalize_routing(providers: Sequence[str]) -> str | None:
     return None
 
 
+def _gather_finalize(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.gather_finalize import gather_finalize
+    from ort_moe.reference.routing_maps import routing_maps
+
+    rng = np.random.default_rng(0)
+    local, capacity = _EXPERTS // 2, _TOKENS
+    indices = rng.integers(0, _EXPERTS, (_TOKENS, _CHOSEN), np.int32)
+    maps = routing_maps(indices, _EXPERTS)
+    feeds: dict[str, Any] = {
+        "expert_output": rng.standard_normal((local, capacity, _HIDDEN), dtype=np.float32),
+        "weights": rng.standard_normal((_TOKENS, _CHOSEN), dtype=np.float32),
+        "indices": indices,
+        "unpermuted_to_permuted": maps.unpermuted_to_permuted,
+        "expert_first_token_offset": maps.expert_first_token_offset,
+    }
+    attributes = {"hidden_size": _HIDDEN - 1, "local_begin": _EXPERTS // 4, "local_count": local}
+    got = _run("GatherFinalize", feeds, attributes, providers)["y"]
+    expected = gather_finalize(**feeds, **attributes)
+    if not np.array_equal(got, expected):
+        return f"its sums differ from the reference by up to {np.abs(got - expected).max():.1e}"
+    return None
+
+
 def _fused_experts(providers: Sequence[str]) -> str | None:
     for dtype, tolerance in _EXPERTS_TOLERANCE.items():
         error = _experts_error(dtype, providers)
@@ -173,6 +198,7 @@ _CASES: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "FusedRouter": _fused_router,
     "PermuteTokens": _permute_tokens,
     "FinalizeRouting": _finalize_routing,
+    "GatherFinalize": _gather_finalize,
     "FusedExperts": _fused_experts,
     "RouterProbs": _router_probs,
     "RouterScores": _router_scores,

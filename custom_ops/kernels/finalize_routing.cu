@@ -9,59 +9,20 @@
 // over all multiprocessors.
 #include "kernels/finalize_routing.h"
 
-#include <algorithm>
 #include <cstdint>
 
-#include "kernels/float_math.h"
+#include "kernels/finalize_columns.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/storage.cuh"
 
 namespace ort_moe {
 namespace {
 
 constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kMaxThreads = 128;
-constexpr int64_t kFewWarps = 512;         // up to here every warp is a block
-constexpr int64_t kManyThreads = 1 << 19;  // of a grid: beyond, a block takes several tokens
-constexpr int64_t kMaxTokensPerBlock = 4;
-constexpr int64_t kMaxGridRows = 65535;  // the device's
 
 struct FinalizeParams {
   FinalizeArgs args;
   bool routing_settled;
-};
-
-// One thread's columns of a row; loaded past the first-level cache, for nobody reads them twice.
-template <typename T, int kColumns>
-struct alignas(sizeof(Bits<T>) * kColumns) Columns {
-  Bits<T> bits[kColumns];
-
-  static __device__ const Bits<T>* At(const void* rows, int64_t row, int64_t hidden, int64_t column) {
-    return static_cast<const Bits<T>*>(rows) + row * hidden + column;
-  }
-
-  static __device__ Columns Load(const void* rows, int64_t row, int64_t hidden, int64_t column) {
-    const Bits<T>* address = At(rows, row, hidden, column);
-    union {
-      Columns columns;
-      uint4 vector;
-      Bits<T> one;
-    } loaded;
-    if constexpr (sizeof(Columns) == sizeof(uint4)) {
-      loaded.vector = __ldcg(reinterpret_cast<const uint4*>(address));
-    } else {
-      static_assert(kColumns == 1);
-      loaded.one = __ldcg(address);
-    }
-    return loaded.columns;
-  }
-
-  __device__ void Store(void* rows, int64_t row, int64_t hidden, int64_t column) const {
-    *reinterpret_cast<Columns*>(static_cast<Bits<T>*>(rows) + row * hidden + column) = *this;
-  }
-
-  __device__ float operator[](int i) const { return Storage<T>::Widen(bits[i]); }
 };
 
 // What a lane knows of its warp's token: one choice of it.
@@ -94,7 +55,7 @@ struct LaneChoice {
 
 // kBatch rows are loaded ahead; without kBias there is none.
 template <typename T, int kColumns, int kBatch, bool kBias>
-__global__ void __launch_bounds__(kMaxThreads) FinalizeRoutingKernel(const __grid_constant__ FinalizeParams p) {
+__global__ void __launch_bounds__(kFinalizeMaxThreads) FinalizeRoutingKernel(const __grid_constant__ FinalizeParams p) {
   using Vector = Columns<T, kColumns>;
   const FinalizeArgs& a = p.args;
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kColumns;
@@ -116,7 +77,7 @@ __global__ void __launch_bounds__(kMaxThreads) FinalizeRoutingKernel(const __gri
   if (!p.routing_settled) next.LookUp(a, token, choice);
 
   for (; token < a.tokens; token += gridDim.y) {
-    float sum[kColumns] = {};
+    ColumnSums<T, kColumns> sums;
     Vector residual;
     if (a.residual != nullptr && inside) residual = Vector::Load(a.residual, token, a.hidden, column);
     for (int32_t first = 0; first < a.k; first += kBatch) {
@@ -145,56 +106,32 @@ __global__ void __launch_bounds__(kMaxThreads) FinalizeRoutingKernel(const __gri
       for (int n = 0; n < kBatch; ++n) {
         const float weight = __shfl_sync(kAllLanes, mine.weight, n);
         if ((chosen >> n & 1u) == 0u || !inside) continue;
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-          float value = row[n][i];
-          if (kBias && a.bias != nullptr) value = Add(value, bias[n][i]);
-          sum[i] = Fma(weight, value, sum[i]);
+        if (kBias && a.bias != nullptr) {
+          sums.AddRow(weight, row[n], bias[n]);
+        } else {
+          sums.AddRow(weight, row[n]);
         }
       }
     }
     if (!inside) continue;
-    Vector y;
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (a.residual != nullptr) sum[i] = Add(sum[i], residual[i]);
-      y.bits[i] = Storage<T>::Round(sum[i]);
-    }
-    y.Store(a.y, token, a.hidden, column);
+    if (a.residual != nullptr) sums.AddResidual(residual);
+    sums.Rounded().Store(a.y, token, a.hidden, column);
   }
-}
-
-// As many threads as leave few of the last block idle.
-int Threads(int64_t vectors, int64_t tokens) {
-  const auto padded = [&](int64_t threads) { return (vectors + threads - 1) / threads * threads; };
-  if (padded(kLanes) / kLanes * tokens <= kFewWarps) return kLanes;
-  for (int threads = kMaxThreads; threads > kLanes; threads /= 2) {
-    if (padded(threads) * 8 <= vectors * 9) return threads;
-  }
-  return kLanes;
 }
 
 template <typename T, int kColumns, int kBatch, bool kBias>
 cudaError_t LaunchBatch(const FinalizeParams& p, cudaStream_t stream) {
-  const int64_t vectors = (p.args.hidden + kColumns - 1) / kColumns;
-  const int threads = Threads(vectors, p.args.tokens);
-  const int64_t blocks = (vectors + threads - 1) / threads;
-  const int64_t tokens = p.args.tokens;
-  const int64_t per_block = std::clamp<int64_t>(tokens * blocks * threads / kManyThreads, 1, kMaxTokensPerBlock);
-  const int64_t grid_rows = std::min((tokens + per_block - 1) / per_block, kMaxGridRows);
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(grid_rows));
-  return Launch<FinalizeRoutingKernel<T, kColumns, kBatch, kBias>>(grid, threads, 0, stream, p);
+  const FinalizeGrid blocks((p.args.hidden + kColumns - 1) / kColumns, p.args.tokens);
+  return Launch<FinalizeRoutingKernel<T, kColumns, kBatch, kBias>>(blocks.grid, blocks.threads, 0, stream, p);
 }
 
 template <typename T>
 cudaError_t LaunchOfType(const FinalizeParams& p, cudaStream_t stream) {
   constexpr int kVector = sizeof(uint4) / sizeof(Bits<T>);
   const FinalizeArgs& a = p.args;
-  uintptr_t addresses = 0;
-  for (const void* address : {a.expert_output, a.bias, a.residual, static_cast<const void*>(a.y)}) {
-    addresses |= reinterpret_cast<uintptr_t>(address);
+  if (!HasVectorRows<T>({a.hidden}, {a.expert_output, a.bias, a.residual, a.y})) {
+    return LaunchBatch<T, 1, 8, true>(p, stream);
   }
-  if (a.hidden % kVector != 0 || addresses % sizeof(uint4) != 0) return LaunchBatch<T, 1, 8, true>(p, stream);
   if (a.bias != nullptr) {
     if (a.k <= 4) return LaunchBatch<T, kVector, 4, true>(p, stream);
     if (a.k <= 8) return LaunchBatch<T, kVector, 8, true>(p, stream);

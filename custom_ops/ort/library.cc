@@ -17,6 +17,7 @@
 #include "ort/finalize_routing_op.h"
 #include "ort/fused_experts_op.h"
 #include "ort/fused_router_op.h"
+#include "ort/gather_finalize_op.h"
 #include "ort/permute_tokens_op.h"
 #include "ort/router_probs_op.h"
 #include "ort/router_scores_op.h"
@@ -30,8 +31,8 @@ namespace {
 // Every op. The one line to add for a new one.
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
-      EntryOf<FusedRouterOp>(), EntryOf<PermuteTokensOp>(), EntryOf<FinalizeRoutingOp>(), EntryOf<FusedExpertsOp>(),
-      EntryOf<RouterProbsOp>(), EntryOf<RouterScoresOp>(),  EntryOf<AuxLossOp>(),
+      EntryOf<FusedRouterOp>(),  EntryOf<PermuteTokensOp>(), EntryOf<FinalizeRoutingOp>(), EntryOf<GatherFinalizeOp>(),
+      EntryOf<FusedExpertsOp>(), EntryOf<RouterProbsOp>(),   EntryOf<RouterScoresOp>(),    EntryOf<AuxLossOp>(),
   };
   return ops;
 }

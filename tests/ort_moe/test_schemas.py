@@ -14,6 +14,7 @@ from ort_moe.ops import DOMAIN, OPS, ROUTING_MAPS, VERSION, Op
 from ort_moe.schemas import register_schemas
 from tests.experts_cases import VARIANTS, ExpertsCase
 from tests.finalize_cases import FinalizeCase
+from tests.gather_finalize_cases import GatherFinalizeCase
 from tests.op_models import element_type, op_model
 from tests.permute_cases import PermuteCase
 from tests.router_cases import DTYPES
@@ -156,6 +157,19 @@ def test_finalized_tokens_have_the_type_and_the_columns_of_the_rows(onnx_type: s
     assert inferred(op_model("FinalizeRouting", case.feeds, {})) == {"y": (expected, [2, 3, 24])}
     symbolic = op_model("FinalizeRouting", case.feeds, {}, symbolic=True)
     assert inferred(symbolic) == {"y": (expected, ["weights_0", "weights_1", "expert_output_1"])}
+
+
+@pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
+def test_gathered_tokens_have_the_type_of_the_rows_without_their_padding(onnx_type: str) -> None:
+    case = GatherFinalizeCase((2, 3), 4, 24, 6, 8, (1, 3), onnx_type=onnx_type, has_residual=True)
+    expected = element_type(case.feeds["expert_output"].dtype)
+    assert inferred(op_model("GatherFinalize", case.feeds, case.attributes)) == {"y": (expected, [2, 3, 24])}
+    symbolic = op_model("GatherFinalize", case.feeds, case.attributes, symbolic=True)
+    assert inferred(symbolic) == {"y": (expected, ["weights_0", "weights_1", 24])}
+    for wrong, message in (({"local_count": 0}, "at least 1, but is 0"), ({"hidden_size": 33}, "at most .* 32, but")):
+        model = op_model("GatherFinalize", case.feeds, case.attributes | wrong)
+        with pytest.raises(shape_inference.InferenceError, match=message):
+            shape_inference.infer_shapes(without_output_shapes(model))
 
 
 @pytest.mark.parametrize("onnx_type", ["float", "float16", "bfloat16"])
