@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ort_moe.experts_config import ExpertsConfig
 from ort_moe.kernel_calls import MAPS, addresses, choice_number, dtype_number, launch, scratch_bytes
 from ort_moe.kernel_calls import RoutingMaps as RoutingMaps
-from ort_moe.ops import FUSED_EXPERTS, FUSED_ROUTER
+from ort_moe.ops import FUSED_EXPERTS
+from ort_moe.router_call import FusedRouterCall, fused_router_call
 from ort_moe.router_config import RouterConfig
 
 
@@ -36,19 +37,6 @@ class ExpertLayer:
     global_scale: int | None = None
     zero_points: int | None = None
     bias: int | None = None
-
-
-class _FusedRouterCall(ctypes.Structure):
-    """OrtMoeFusedRouterCall of custom_ops/kernels/fused_router_c.cc."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "selection_bias", "expert_scale", "weights", "indices")),
-        *((name, ctypes.c_void_p) for name in (*MAPS, "scratch")),
-        *((n, ctypes.c_int64) for n in ("rows", "experts", "k", "num_groups", "topk_groups", "group_score_top")),
-        *((n, ctypes.c_int32) for n in ("dtype", "score", "score_after_topk", "bias_on", "weights_from", "normalize")),
-        *((name, ctypes.c_float) for name in ("mixer_threshold", "group_fill", "normalize_eps", "normalize_min")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    )
 
 
 class _RoutingMapsCall(ctypes.Structure):
@@ -146,32 +134,18 @@ def fused_router(
         ValueError: `dtype` is none of the three.
         RuntimeError: The attributes do not go together, or the launch failed.
     """
-    call = _FusedRouterCall(
-        logits=logits,
-        selection_bias=selection_bias,
-        expert_scale=expert_scale,
-        weights=weights,
-        indices=indices,
-        **addresses(maps),
-        scratch=scratch,
+    call = fused_router_call(
+        config,
         rows=rows,
         experts=experts,
-        k=config.k,
-        num_groups=config.num_groups,
-        topk_groups=config.topk_groups,
-        group_score_top=config.group_score_top,
-        dtype=dtype_number(dtype),
-        score=choice_number(FUSED_ROUTER, "score", config.score),
-        score_after_topk=config.score_after_topk,
-        bias_on=choice_number(FUSED_ROUTER, "bias_on", config.bias_on),
-        weights_from=choice_number(FUSED_ROUTER, "weights_from", config.weights_from),
-        normalize=config.normalize,
-        mixer_threshold=config.mixer_threshold,
-        group_fill=config.group_fill,
-        normalize_eps=config.normalize_eps,
-        normalize_min=config.normalize_min,
-        scale=config.scale,
-        softcap=config.softcap,
+        dtype=dtype,
+        logits=logits,
+        weights=weights,
+        indices=indices,
+        selection_bias=selection_bias,
+        expert_scale=expert_scale,
+        maps=maps,
+        scratch=scratch,
     )
     launch("ort_moe_launch_fused_router", call, stream)
 
@@ -179,7 +153,7 @@ def fused_router(
 def router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int) -> int:
     """Bytes of scratch that `fused_router` needs to build maps; may be 0."""
     wanted = dict.fromkeys(MAPS, 1)
-    call = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
+    call = FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
     return scratch_bytes("ort_moe_router_scratch_bytes", call)
 
 

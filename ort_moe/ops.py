@@ -118,6 +118,44 @@ token t. The permuted order lists them by expert ascending, then token ascending
 ROUTER_PROBS = router_probs(FUSED_ROUTER)
 
 
+SHARED_GATE_ROUTER = Op(
+    name="SharedGateRouter",
+    doc="""\
+A FusedRouter, and the gates of S shared experts that every token has, in one node.
+
+The first K columns of `weights` and `indices` are FusedRouter's for the same logits, bias, scale and attributes, bit
+for bit. Column K + s, for shared expert s of token t, holds the weight
+`sigmoid(hidden[t] . gate_weight[s]) * shared_scale` and the index `shared_base + s`.
+
+The product is float32: 128 partial sums that start at +0, element e in number (e / 8) mod 128 by one fused
+multiply-add, in ascending e, then added by a butterfly with strides 64, 32, 16, 8, 4, 2, 1. So the results are the same
+bits on CPU and CUDA. NaN in a hidden row reaches the weights of its shared experts alone, NaN in the logits those of
+the others.
+
+The maps are of all K + S columns over E + S experts, as PermuteTokens makes them for the same indices: with
+`shared_base` = E, shared experts follow the others in a stack of E + S. Indices outside [0, E + S) name no expert.
+
+H and S are at least 1. On CUDA weights and indices are one launch with up to 512 experts and k up to 32, else two; maps
+have a launch of their own.""",
+    inputs=(
+        Tensor("logits", ACTIVATION_TYPES, "(..., E)", "Router logits, rank 1 or more."),
+        Tensor("hidden", ACTIVATION_TYPES, "(..., H)", "What the gates see; of the type of the logits."),
+        Tensor("gate_weight", ACTIVATION_TYPES, "(S, H)", "A row for each shared expert; of the type of the logits."),
+        *FUSED_ROUTER.inputs[1:],
+    ),
+    outputs=(
+        Tensor("weights", ("float",), "(..., K + S)", "Mixing weights in rank order, then the shared experts'."),
+        Tensor("indices", ("int32",), "(..., K + S)", "Chosen experts in rank order, then the shared ones."),
+        *ROUTING_MAPS,
+    ),
+    attributes=(
+        *FUSED_ROUTER.attributes,
+        Attribute("shared_scale", "float", "Multiplies the weights of shared experts.", 1.0),
+        Attribute("shared_base", "int", "Index of the first shared expert, at least 0."),
+    ),
+)
+
+
 def _expert_layer(layer: str, rows: str) -> tuple[Tensor, ...]:
     """The inputs of one of an expert's two layers."""
     return (
@@ -325,6 +363,7 @@ OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
         FUSED_ROUTER,
+        SHARED_GATE_ROUTER,
         PERMUTE_TOKENS,
         FINALIZE_ROUTING,
         GATHER_FINALIZE,

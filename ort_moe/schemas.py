@@ -82,14 +82,34 @@ def _infer_fused_router(context: InferenceContext) -> None:
     maps = range(2, 2 + len(ROUTING_MAPS))
     _check_all_or_none(op, "output", {op.outputs[i].name: context.has_output(i) for i in maps})
 
-    k = chosen if isinstance(chosen, int) else None
-    shape = None if dims is None else [*dims[:-1], _dim(k)]
-    rows = _product([_size([dim], 0) for dim in shape]) if shape is not None else None
-    _set_output(context, 0, TensorProto.FLOAT, shape)
-    _set_output(context, 1, TensorProto.INT32, shape)
-    for index in maps[:-1]:
-        _set_output(context, index, TensorProto.INT32, [_dim(rows)])
-    _set_output(context, maps[-1], TensorProto.INT64, [_dim(None if experts is None else experts + 1)])
+    _set_router_outputs(context, dims, chosen if isinstance(chosen, int) else None, experts)
+
+
+def _infer_shared_gate_router(context: InferenceContext) -> None:
+    """As of a FusedRouter, with a column and an expert more for each row of gate_weight."""
+    op = OPS["SharedGateRouter"]
+    dims, hidden, gates = (_dims(op, index, _input(context, index)) for index in range(3))
+    experts, shared = _size(dims, -1), _size(gates, 0)
+    for index in (3, 4):
+        _check_vector(context, op, index, experts)
+    if gates is not None and (len(gates) != 2 or shared == 0):
+        raise InferenceError(f"{op.name}: input 'gate_weight' must be a matrix with a row for each shared expert")
+    if _differ(_size(gates, -1), _size(hidden, -1)):
+        raise InferenceError(f"{op.name}: inputs 'hidden' and 'gate_weight' must have the same last dimension")
+    attributes = _attributes(context, op)
+    if _required(op) <= attributes.keys():
+        given = {name: value for name, value in attributes.items() if name not in ("shared_scale", "shared_base")}
+        try:
+            config = RouterConfig.from_attributes(given)
+            config.check(experts, has_selection_bias=_input(context, 3) is not None)
+        except ValueError as error:
+            raise InferenceError(str(error).replace(OPS["FusedRouter"].name, op.name, 1)) from None
+    maps = range(2, 2 + len(ROUTING_MAPS))
+    _check_all_or_none(op, "output", {op.outputs[i].name: context.has_output(i) for i in maps})
+    chosen = attributes.get("k")
+    columns = chosen + shared if isinstance(chosen, int) and shared is not None else None
+    all_experts = None if experts is None or shared is None else experts + shared
+    _set_router_outputs(context, dims, columns, all_experts)
 
 
 def _infer_permute_tokens(context: InferenceContext) -> None:
@@ -204,6 +224,7 @@ def _infer_aux_loss(context: InferenceContext) -> None:
 
 _INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
     "FusedRouter": _infer_fused_router,
+    "SharedGateRouter": _infer_shared_gate_router,
     "PermuteTokens": _infer_permute_tokens,
     "FinalizeRouting": _infer_finalize_routing,
     "GatherFinalize": _infer_gather_finalize,
@@ -214,6 +235,24 @@ _INFERENCE: Mapping[str, Callable[[InferenceContext], None]] = {
 }
 
 _Dims = Sequence[TensorShapeProto.Dimension]
+
+
+def _set_router_outputs(
+    context: InferenceContext, logits: _Dims | None, columns: int | None, experts: int | None
+) -> None:
+    """Sets weights, indices and maps: of so many columns and experts, as far as they are known."""
+    maps = range(2, 2 + len(ROUTING_MAPS))
+    shape = None if logits is None else [*logits[:-1], _dim(columns)]
+    rows = _product([_size([dim], 0) for dim in shape]) if shape is not None else None
+    _set_output(context, 0, TensorProto.FLOAT, shape)
+    _set_output(context, 1, TensorProto.INT32, shape)
+    for index in maps[:-1]:
+        _set_output(context, index, TensorProto.INT32, [_dim(rows)])
+    _set_output(context, maps[-1], TensorProto.INT64, [_dim(None if experts is None else experts + 1)])
+
+
+def _differ(first: int | None, second: int | None) -> bool:
+    return first is not None and second is not None and first != second
 
 
 def _set_output(context: InferenceContext, index: int, element_type: int, dims: _Dims | None) -> None:

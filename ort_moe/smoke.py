@@ -49,6 +49,27 @@ def _fused_router(providers: Sequence[str]) -> str | None:
     return None
 
 
+def _shared_gate_router(providers: Sequence[str]) -> str | None:
+    import numpy as np
+
+    from ort_moe.reference.shared_gate_router import shared_gate_router
+
+    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "score": "softmax", "shared_base": _EXPERTS}
+    rng = np.random.default_rng(0)
+    feeds = {
+        "logits": rng.standard_normal((_TOKENS, _EXPERTS), dtype=np.float32),
+        "hidden": rng.standard_normal((_TOKENS, _HIDDEN), dtype=np.float32),
+        "gate_weight": rng.standard_normal((2, _HIDDEN), dtype=np.float32),
+    }
+    got = _run("SharedGateRouter", feeds, attributes, providers)
+    weights, indices = shared_gate_router(**feeds, **attributes)
+    if not np.array_equal(got["indices"], indices):
+        return "it chooses other experts than the reference"
+    if not np.array_equal(got["weights"], weights):
+        return f"its weights differ from the reference by up to {np.abs(got['weights'] - weights).max():.1e}"
+    return None
+
+
 def _permute_tokens(providers: Sequence[str]) -> str | None:
     import numpy as np
 
@@ -196,6 +217,7 @@ def _aux_loss(providers: Sequence[str]) -> str | None:
 
 _CASES: Mapping[str, Callable[[Sequence[str]], str | None]] = {
     "FusedRouter": _fused_router,
+    "SharedGateRouter": _shared_gate_router,
     "PermuteTokens": _permute_tokens,
     "FinalizeRouting": _finalize_routing,
     "GatherFinalize": _gather_finalize,

@@ -25,6 +25,7 @@
 #include "kernels/fused_router_block.cuh"
 #include "kernels/fused_router_lane.cuh"
 #include "kernels/fused_router_packed.cuh"
+#include "kernels/fused_router_params.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/fused_router_warp.cuh"
 #include "kernels/launch.cuh"
@@ -36,50 +37,6 @@ namespace {
 constexpr int64_t kMaxGrid = 1 << 20;      // blocks walk over the rows beyond it
 constexpr int64_t kManyRows = 512;         // with fewer, a warp to a block spreads them over all multiprocessors
 constexpr size_t kMaxMapBytes = 32 << 10;  // of the list that maps are built from; leaves room for the rows' own
-
-RouterParams MakeParams(const RouterConfig& config, const RouterArgs& args) {
-  const bool softmax = config.score == Score::kSoftmax;
-  const bool from_selection = config.weights_from == WeightsFrom::kSelection;
-  // softmax + normalisation without limits is the softmax over the chosen.
-  const bool normalizes_softmax = softmax && !config.score_after_topk && config.normalize &&
-                                  config.normalize_eps == 0.0f && config.normalize_min == 0.0f && !from_selection;
-  RouterParams p{};
-  p.logits = args.logits;
-  p.selection_bias = args.selection_bias;
-  p.expert_scale = args.expert_scale;
-  p.weights = args.weights;
-  p.indices = args.indices;
-  p.rows = args.rows;
-  p.experts = static_cast<int32_t>(args.experts);
-  p.k = static_cast<int32_t>(config.k);
-  p.num_groups = static_cast<int32_t>(config.num_groups);
-  p.topk_groups = static_cast<int32_t>(config.topk_groups);
-  p.group_size = static_cast<int32_t>(args.experts / config.num_groups);
-  p.group_score_top = static_cast<int32_t>(config.group_score_top);
-  const int32_t chunks = p.group_size % kChunk == 0 ? p.group_size / kChunk : 0;
-  p.log2_group_chunks = -1;
-  for (int32_t log2 = 0; 1 << log2 <= kWarp; ++log2) {
-    if (chunks == 1 << log2) p.log2_group_chunks = log2;
-  }
-  p.group_fill = config.group_fill;
-  p.softcap = config.softcap;
-  p.mixer_threshold = config.mixer_threshold;
-  p.normalize_eps = config.normalize_eps;
-  p.normalize_min = config.normalize_min;
-  p.scale = config.scale;
-  p.score = config.score;
-  p.score_after_topk = config.score_after_topk;
-  p.from_selection = from_selection;
-  p.normalize = config.normalize && !normalizes_softmax;
-  p.softmax_of_chosen = normalizes_softmax || (softmax && config.score_after_topk);
-  p.grouped = config.has_groups();
-  p.ranks_logits = config.score_after_topk || config.score == Score::kNone || config.score == Score::kSparseMixer ||
-                   (softmax && args.selection_bias == nullptr && !p.grouped);
-  p.softmax_of_experts =
-      softmax && !config.score_after_topk && (!p.ranks_logits || (!from_selection && !normalizes_softmax));
-  p.vector_loads = args.experts % kChunk == 0 && reinterpret_cast<uintptr_t>(args.logits) % sizeof(uint4) == 0;
-  return p;
-}
 
 dim3 Grid(int64_t rows, int64_t rows_per_block) {
   return dim3(static_cast<unsigned>(std::min((rows + rows_per_block - 1) / rows_per_block, kMaxGrid)));
@@ -211,7 +168,7 @@ cudaError_t LaunchFusedRouter(const RouterConfig& config, const RouterArgs& args
   if (args.rows == 0) return args.maps ? build_maps() : cudaSuccess;
   constexpr int64_t kMaxSortable = 1 << 20;  // keeps 32-bit arithmetic safe; shared memory ends far below
   if (args.rows < 0 || args.experts > kMaxSortable) return cudaErrorInvalidValue;
-  RouterParams p = MakeParams(config, args);
+  RouterParams p = MakeRouterParams(config, args);
   p.has_maps = FusesMaps(config, args);
   if (p.has_maps) p.maps = MakeMapsParams(config, args);
   const cudaError_t error = LaunchOfDType(args.dtype, p, stream);

@@ -44,13 +44,14 @@ struct RouterArgs {
   const void* logits;           // (rows, experts) of dtype
   const float* selection_bias;  // (experts) or null
   const float* expert_scale;    // (experts) or null
-  float* weights;               // (rows, k)
-  int32_t* indices;             // (rows, k)
+  float* weights;               // (rows, k), of `columns` elements a row
+  int32_t* indices;             // the same
   RoutingMaps maps;             // of the indices, or all null: not wanted
   void* scratch;                // on the device, RouterScratchBytes; the CPU needs none
   DType dtype;
   int64_t rows;
   int64_t experts;
+  int64_t columns;  // of weights and indices, at least k; 0: k. Maps need k
 };
 
 // Empty where the configuration is valid for this many experts (-1: not known yet); else one clause that names the

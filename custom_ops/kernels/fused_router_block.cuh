@@ -69,8 +69,8 @@ class BlockRow {
     if (ORT_MOE_RARE(p_.score == Score::kSparseMixer)) WeighSparseMixer(*this, p_, Chosen(0).expert, Chosen(1).expert);
     WeighChosen(*this, p_, softmax, nan);
     ForEachSlot([&](int32_t j, Slot& slot) {
-      p_.weights[row * p_.k + j] = slot.value;
-      p_.indices[row * p_.k + j] = slot.expert;
+      p_.weights[row * p_.columns + j] = slot.value;
+      p_.indices[row * p_.columns + j] = slot.expert;
     });
   }
 

@@ -260,9 +260,10 @@ class RowRouter {
   }
 
   void Store(int64_t row, bool has_nan) const {
+    const int64_t first = row * (args_.columns == 0 ? config_.k : args_.columns);
     for (int64_t j = 0; j < config_.k; ++j) {
-      args_.weights[row * config_.k + j] = has_nan ? NaN() : value_[j];
-      args_.indices[row * config_.k + j] = chosen_[j];
+      args_.weights[first + j] = has_nan ? NaN() : value_[j];
+      args_.indices[first + j] = chosen_[j];
     }
   }
 

@@ -19,8 +19,8 @@ class LaneRow {
 
   __device__ void PointTo(int64_t row) {
     logits_ = Settled(LogitsOfRow<T>(p_, row));
-    weights_ = Settled(p_.weights + row * p_.k);
-    indices_ = Settled(p_.indices + row * p_.k);
+    weights_ = Settled(p_.weights + row * p_.columns);
+    indices_ = Settled(p_.indices + row * p_.columns);
   }
 
   // The row pointed to. Called by whole warps; a row past the end is computed on nothing and not stored.

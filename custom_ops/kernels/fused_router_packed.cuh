@@ -150,8 +150,8 @@ class PackedRow {
       const int32_t expert = ExpertOf(key[n]);
       float weight = Mul(Div(value[n], sum), p_.scale);
       if (p_.expert_scale != nullptr) weight = Mul(weight, p_.expert_scale[expert]);
-      p_.weights[row * p_.k + rank[n]] = has_nan ? NaN() : weight;
-      p_.indices[row * p_.k + rank[n]] = expert;
+      p_.weights[row * p_.columns + rank[n]] = has_nan ? NaN() : weight;
+      p_.indices[row * p_.columns + rank[n]] = expert;
     }
   }
 

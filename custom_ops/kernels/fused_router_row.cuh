@@ -39,6 +39,7 @@ struct RouterParams {
   int64_t rows;
   int32_t experts;
   int32_t k;
+  int32_t columns;  // from row to row of weights and indices
   int32_t num_groups;
   int32_t topk_groups;
   int32_t group_size;

@@ -80,8 +80,8 @@ class WarpRow {
     }
     WeighChosen(*this, p_, softmax, nan);
     if (choice_.rank < p_.k) {
-      p_.weights[row * p_.k + choice_.rank] = value_;
-      p_.indices[row * p_.k + choice_.rank] = choice_.expert;
+      p_.weights[row * p_.columns + choice_.rank] = value_;
+      p_.indices[row * p_.columns + choice_.rank] = choice_.expert;
     }
   }
 

@@ -1,7 +1,6 @@
 #include "ort/fused_router_op.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "ort/cuda_status.h"
 #include "ort/router_node.h"
@@ -29,15 +28,6 @@ OpSpec MakeSpec() {
   spec.outputs.insert(spec.outputs.end(), RoutingMapSpecs().begin(), RoutingMapSpecs().end());
   spec.attributes = RouterAttributes();
   return spec;
-}
-
-int64_t MapRows(int64_t tokens, int64_t k) {
-  const int64_t rows = tokens * k;
-  if (rows > std::numeric_limits<int32_t>::max()) {
-    throw Error("input 'logits' must have rows that, times k, fit into int32 with the routing maps, but has " +
-                std::to_string(tokens));
-  }
-  return rows;
 }
 
 }  // namespace

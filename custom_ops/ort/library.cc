@@ -21,6 +21,7 @@
 #include "ort/permute_tokens_op.h"
 #include "ort/router_probs_op.h"
 #include "ort/router_scores_op.h"
+#include "ort/shared_gate_router_op.h"
 #include "ort/status.h"
 
 #define ORT_MOE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -31,8 +32,9 @@ namespace {
 // Every op. The one line to add for a new one.
 const std::vector<OpEntry>& Ops() {
   static const std::vector<OpEntry> ops = {
-      EntryOf<FusedRouterOp>(),  EntryOf<PermuteTokensOp>(), EntryOf<FinalizeRoutingOp>(), EntryOf<GatherFinalizeOp>(),
-      EntryOf<FusedExpertsOp>(), EntryOf<RouterProbsOp>(),   EntryOf<RouterScoresOp>(),    EntryOf<AuxLossOp>(),
+      EntryOf<FusedRouterOp>(),     EntryOf<SharedGateRouterOp>(), EntryOf<PermuteTokensOp>(),
+      EntryOf<FinalizeRoutingOp>(), EntryOf<GatherFinalizeOp>(),   EntryOf<FusedExpertsOp>(),
+      EntryOf<RouterProbsOp>(),     EntryOf<RouterScoresOp>(),     EntryOf<AuxLossOp>(),
   };
   return ops;
 }

@@ -1,5 +1,7 @@
 #include "ort/routing_maps_spec.h"
 
+#include <limits>
+
 namespace ort_moe {
 
 const std::vector<TensorSpec>& RoutingMapSpecs() {
@@ -10,6 +12,15 @@ const std::vector<TensorSpec>& RoutingMapSpecs() {
       {"expert_first_token_offset", {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64}, true},
   };
   return specs;
+}
+
+int64_t MapRows(int64_t tokens, int64_t k) {
+  const int64_t rows = tokens * k;
+  if (rows > std::numeric_limits<int32_t>::max()) {
+    throw Error("input 'logits' must have rows that, times k, fit into int32 with the routing maps, but has " +
+                std::to_string(tokens));
+  }
+  return rows;
 }
 
 RoutingMaps OutputRoutingMaps(Context& context, size_t first, int64_t rows, int64_t experts) {

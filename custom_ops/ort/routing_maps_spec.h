@@ -16,6 +16,9 @@ inline constexpr size_t kRoutingMaps = 4;
 // In the order of the op table.
 const std::vector<TensorSpec>& RoutingMapSpecs();
 
+// R = tokens * k for a router of `tokens` rows. Throws where it does not fit into int32.
+int64_t MapRows(int64_t tokens, int64_t k);
+
 // Memory for them, the outputs from number `first` on.
 RoutingMaps OutputRoutingMaps(Context& context, size_t first, int64_t rows, int64_t experts);
 

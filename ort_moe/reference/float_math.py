@@ -10,7 +10,7 @@ All take and return float32 arrays of one shape; scalars broadcast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -187,16 +187,42 @@ def ordered_sum(values: Float32Array) -> Float32Array:
     Returns:
         (...) float32.
     """
-    *leading, experts = values.shape
+    partial = np.zeros((*values.shape[:-1], PARTIAL_SUMS), np.float32)
+    for step in _steps(values):
+        partial = partial + step
+    return _butterfly(partial)
+
+
+def ordered_dot(a: Float32Array, b: Float32Array) -> Float32Array:
+    """Sums a * b over the last axis in the order of `ordered_sum`, each step one fused multiply-add.
+
+    Args:
+        a: (..., N) float32.
+        b: (..., N) float32; the leading axes broadcast.
+
+    Returns:
+        (...) float32.
+    """
+    partial = np.zeros((*np.broadcast_shapes(a.shape, b.shape)[:-1], PARTIAL_SUMS), np.float32)
+    for step in zip(_steps(a), _steps(b), strict=True):
+        partial = fma(*step, partial)
+    return _butterfly(partial)
+
+
+def _steps(values: Float32Array) -> Iterator[Float32Array]:
+    """What the 128 partial sums add at each step, (..., 128); +0 past the end."""
+    *leading, size = values.shape
     lap = PARTIAL_SUMS * ELEMENTS_TOGETHER
-    laps = -(-experts // lap)
+    laps = -(-size // lap)
     padded = np.zeros((*leading, laps * lap), np.float32)
-    padded[..., :experts] = values
+    padded[..., :size] = values
     padded = padded.reshape(*leading, laps, PARTIAL_SUMS, ELEMENTS_TOGETHER)
-    partial = np.zeros((*leading, PARTIAL_SUMS), np.float32)
     for i in range(laps):
         for j in range(ELEMENTS_TOGETHER):
-            partial = partial + padded[..., i, :, j]
+            yield padded[..., i, :, j]
+
+
+def _butterfly(partial: Float32Array) -> Float32Array:
     width = PARTIAL_SUMS
     while width > 1:
         width //= 2

@@ -1,0 +1,36 @@
+// SharedGateRouter as an ORT op, on the CPU and on CUDA.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/shared_gate_router.h"
+#include "ort/context.h"
+#include "ort/node.h"
+#include "ort/op_spec.h"
+#include "ort/scratch.h"
+#include "ort/shape_inference.h"
+
+namespace ort_moe {
+
+class SharedGateRouterOp {
+ public:
+  static const OpSpec& Spec();
+  static void InferShapes(ShapeInference& node);
+
+  SharedGateRouterOp(const Node& node, Device device);
+  void Compute(Context& context) const;
+
+ private:
+  void CheckExperts(int64_t experts) const;
+
+  RouterConfig config_;
+  float scale_;
+  int64_t base_;
+  Device device_;
+  bool has_selection_bias_;
+  bool has_maps_;
+  std::optional<ScratchAllocator> scratch_;  // on CUDA with maps
+};
+
+}  // namespace ort_moe
