@@ -7,6 +7,8 @@ in us:
 - ours: one SharedGateRouter;
 - torch: the same columns by PyTorch: top-k, softmax into a strided view, a product in half precision, sigmoid into a
   strided view; indices of shared experts are constant;
+- apart: our FusedRouter, a product in half precision and sigmoid, by PyTorch, each into a tensor of its own;
+- sliced: ours, and what brings its columns apart: the same three tensors;
 - ours + gate: the product that makes the logits, by PyTorch, and one SharedGateRouter;
 - merged: one product for the logits and the shared gates, by PyTorch, its columns copied apart, our FusedRouter, and
   sigmoid into a strided view;
@@ -72,6 +74,8 @@ class Buffers:
         self.merged = torch.empty(tokens, EXPERTS + shape.shared, **kind)
         self.dense = torch.empty(tokens, EXPERTS, **kind)
         self.dot = torch.empty(tokens, shape.shared, **kind)
+        self.own_weights = torch.empty(tokens, CHOSEN, device="cuda")
+        self.own_indices = torch.empty(tokens, CHOSEN, dtype=torch.int32, device="cuda")
 
     def launch(self, n: int, stream: int, logits: torch.Tensor | None = None) -> None:
         """Runs our kernel on call n."""
@@ -101,6 +105,21 @@ class Buffers:
         torch.mm(self.hidden[n], self.gate_weight.T, out=self.dot)
         torch.sigmoid(self.dot, out=self.mixed[n, :, CHOSEN:])
 
+    def launch_apart(self, n: int, stream: int) -> None:
+        """Our router, and the gates by PyTorch."""
+        n %= self.count
+        self._route(self.logits[n], self.own_weights, self.own_indices, stream)
+        torch.mm(self.hidden[n], self.gate_weight.T, out=self.dot)
+        torch.sigmoid(self.dot, out=self.dot)
+
+    def launch_sliced(self, n: int, stream: int) -> None:
+        """Our kernel, and its columns apart."""
+        self.launch(n, stream)
+        n %= self.count
+        self.own_weights.copy_(self.weights[n, :, :CHOSEN])
+        self.own_indices.copy_(self.indices[n, :, :CHOSEN])
+        self.dot.copy_(self.weights[n, :, CHOSEN:])
+
     def launch_with_gate(self, n: int, stream: int) -> None:
         """The product for the logits, and our kernel."""
         torch.mm(self.hidden[n % self.count], self.gate[:EXPERTS].T, out=self.dense)
@@ -111,17 +130,20 @@ class Buffers:
         n %= self.count
         torch.mm(self.hidden[n], self.gate.T, out=self.merged)
         self.dense.copy_(self.merged[:, :EXPERTS])
+        self._route(self.dense, self.weights[n], self.indices[n], stream)
+        torch.sigmoid(self.merged[:, EXPERTS:], out=self.mixed[n, :, CHOSEN:])
+
+    def _route(self, logits: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, stream: int) -> None:
         kernels.fused_router(
             self.config,
             rows=self.tokens,
             experts=EXPERTS,
             dtype="bfloat16",
-            logits=self.dense.data_ptr(),
-            weights=self.weights[n].data_ptr(),
-            indices=self.indices[n].data_ptr(),
+            logits=logits.data_ptr(),
+            weights=weights.data_ptr(),
+            indices=indices.data_ptr(),
             stream=stream,
         )
-        torch.sigmoid(self.merged[:, EXPERTS:], out=self.mixed[n, :, CHOSEN:])
 
     def check(self) -> None:
         """Holds call 0's outputs against the emulation, bit for bit."""
@@ -145,6 +167,8 @@ def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
         buffers.check()
     others = {
         "torch_us": buffers.launch_torch,
+        "apart_us": buffers.launch_apart,
+        "sliced_us": buffers.launch_sliced,
         "with_gate_us": buffers.launch_with_gate,
         "merged_us": buffers.launch_merged,
     }
@@ -165,6 +189,8 @@ COLUMNS = {
     "T": "tokens",
     "ours": "ours_us",
     "torch": "torch_us",
+    "apart": "apart_us",
+    "sliced": "sliced_us",
     "ours + gate": "with_gate_us",
     "merged": "merged_us",
     "copy": "copy_us",

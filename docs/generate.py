@@ -73,6 +73,27 @@ have it, 2.46; that, rehearsed ahead so that its instructions are there by then,
 five warps in turn in place of a warp for each of its words, 2.69 (and, of 4 tokens, 3.47 beside 2.51).
 """
 
+_SHARED_GATE_HEADER = """\
+## SharedGateRouter
+
+`python -m benchmarks.shared_gate`; E/K/H, the number S of shared experts, and the type. "torch": the same columns by
+PyTorch's kernels (top-k and softmax into a strided view, a product in half precision, sigmoid into a strided view).
+"Apart": FusedRouter, a product and sigmoid, each with a tensor of its own, and "sliced": SharedGateRouter and three
+kernels that bring its columns into such tensors.
+"With the gate": the product that makes the logits, by PyTorch, and one SharedGateRouter, beside "merged": one product
+for the logits and the shared gates, its columns copied apart, FusedRouter, and sigmoid into a strided view. "Copy": a
+kernel that reads and writes as many bytes. "Published" are times of another implementation on an MI355X, recorded and
+not run as above.
+"""
+
+_GATHER_FINALIZE_HEADER = """\
+## GatherFinalize
+
+`python -m benchmarks.gather_finalize`; E/K/H and the rows' type. "Pair": a gather of the rows into permuted order by
+PyTorch, given their places, and FinalizeRouting. "Copy": a kernel that reads and writes as many bytes. For up to 64
+tokens, 10 to 16 us are published for such a kernel on a B200.
+"""
+
 _FINALIZE_HEADER = """\
 ## FinalizeRouting
 
@@ -274,6 +295,30 @@ def performance() -> str:
     router_times = ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")
     finalize = ("rows", "tokens", "ours", "settled", "peer", "", "% of copy")
     permute = ("rows", "tokens", "ours", "peer", "", "% of copy")
+    gather = ("rows", "tokens", "ours", "pair", "copy", "% of copy")
+    shared_gate = (
+        "router",
+        "tokens",
+        "ours",
+        "torch",
+        "apart",
+        "sliced",
+        "with the gate",
+        "merged",
+        "copy",
+        "published",
+        "% of copy",
+    )
+    shared_gate_times = (
+        "ours_us",
+        "torch_us",
+        "apart_us",
+        "sliced_us",
+        "with_gate_us",
+        "merged_us",
+        "copy_us",
+        "peer_us",
+    )
     layers = ("layer", "tokens", "FC1", "FC2", "layer", "in ORT", "contrib", "in ORT / contrib", "% of copy")
     layer_times = ("fc1_us", "fc2_us", "layer_us", "layer_ort_us", "contrib_us", "ratio_to_contrib")
     cycles = ("layer", "tokens", "layers", "ours", "contrib", "ours / contrib")
@@ -284,8 +329,12 @@ def performance() -> str:
         _MAPS_HEADER,
         _recorded("router_maps", router, partial(_beside_peer, router_times)),
         _MAPS_BOUNDS,
+        _SHARED_GATE_HEADER,
+        _recorded("shared_gate", shared_gate, partial(_timed_cells, shared_gate_times)),
         _FINALIZE_HEADER,
         _recorded("finalize", finalize, partial(_beside_peer, ("ours_us", "settled_us", "peer_us"))),
+        _GATHER_FINALIZE_HEADER,
+        _recorded("gather_finalize", gather, partial(_timed_cells, ("ours_us", "pair_us", "copy_us"))),
         _PERMUTE_HEADER,
         _recorded("permute", permute, partial(_beside_peer, ("ours_us", "peer_us"))),
         _EXPERTS_HEADER,
@@ -337,9 +386,10 @@ def _record(name: str) -> Mapping[str, Any]:
 
 def _machine(record: Mapping[str, Any]) -> str:
     on = record["environment"]
+    runtime = f" ONNX Runtime {on['onnxruntime']}," if "onnxruntime" in on else ""
     return (
-        f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']}, ONNX Runtime {on['onnxruntime']}, SM clock"
-        f" {on['sm_mhz']} MHz, copy bandwidth {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
+        f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']},{runtime} SM clock {on['sm_mhz']} MHz, copy bandwidth"
+        f" {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
     )
 
 
@@ -350,8 +400,13 @@ def _recorded(name: str, head: tuple[str, ...], cells: Callable[[Mapping[str, An
 
 
 def _beside_peer(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
+    *cells, percent = _timed_cells(times, row)
+    return *cells, row["peer"] or "", percent
+
+
+def _timed_cells(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
     us = ("" if row[name] is None else f"{row[name]:.2f}" for name in times)
-    return row["shape"], str(row["tokens"]), *us, row["peer"] or "", f"{row['percent_of_copy']:.1f}"
+    return row["shape"], str(row["tokens"]), *us, f"{row['percent_of_copy']:.1f}"
 
 
 def _layer_cells(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
