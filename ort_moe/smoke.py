@@ -54,9 +54,9 @@ def _shared_gate_router(providers: Sequence[str]) -> str | None:
 
     from ort_moe.reference.shared_gate_router import shared_gate_router
 
-    attributes: dict[str, AttributeValue] = {"k": _CHOSEN, "score": "softmax", "shared_base": _EXPERTS}
+    attributes: dict[str, Any] = {"k": _CHOSEN, "score": "softmax", "shared_base": _EXPERTS}
     rng = np.random.default_rng(0)
-    feeds = {
+    feeds: dict[str, Any] = {
         "logits": rng.standard_normal((_TOKENS, _EXPERTS), dtype=np.float32),
         "hidden": rng.standard_normal((_TOKENS, _HIDDEN), dtype=np.float32),
         "gate_weight": rng.standard_normal((2, _HIDDEN), dtype=np.float32),
@@ -124,7 +124,7 @@ def _gather_finalize(providers: Sequence[str]) -> str | None:
         "unpermuted_to_permuted": maps.unpermuted_to_permuted,
         "expert_first_token_offset": maps.expert_first_token_offset,
     }
-    attributes = {"hidden_size": _HIDDEN - 1, "local_begin": _EXPERTS // 4, "local_count": local}
+    attributes: dict[str, Any] = {"hidden_size": _HIDDEN - 1, "local_begin": _EXPERTS // 4, "local_count": local}
     got = _run("GatherFinalize", feeds, attributes, providers)["y"]
     expected = gather_finalize(**feeds, **attributes)
     if not np.array_equal(got, expected):
