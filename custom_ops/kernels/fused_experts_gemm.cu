@@ -17,24 +17,34 @@ namespace {
 
 constexpr int64_t kMaxGemmExperts = 4096;  // whose list of tiles fits into shared memory beside the stages
 
+// Up to how many rows an expert has in the mean, low tiles hold most experts' rows, and weights take longer to decode
+// than to multiply.
+constexpr int64_t kLowMeanRows = 64;
+
+template <typename Code, typename T>
+cudaError_t LaunchPacked(const ExpertsParams& p, void* prepared, cudaStream_t stream) {
+  return p.slots <= kLowMeanRows * p.experts ? LaunchLayers<PackedOperand<Code, T, true>>(p, prepared, stream)
+                                             : LaunchLayers<PackedOperand<Code, T, false>>(p, prepared, stream);
+}
+
 template <typename T>
 cudaError_t LaunchOfType(const ExpertsParams& p, void* prepared, cudaStream_t stream) {
   switch (p.weight_format) {
     case WeightFormat::kDense:
       return LaunchLayers<DenseOperand<T>>(p, prepared, stream);
     case WeightFormat::kNvfp4:
-      return LaunchLayers<PackedOperand<Nvfp4Code<T>, T>>(p, prepared, stream);
+      return LaunchPacked<Nvfp4Code<T>, T>(p, prepared, stream);
     case WeightFormat::kMxfp4:
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        return LaunchLayers<PackedOperand<Mxfp4Code<T>, T>>(p, prepared, stream);
+        return LaunchPacked<Mxfp4Code<T>, T>(p, prepared, stream);
       }
       break;
     case WeightFormat::kInt4:
-      return LaunchLayers<PackedOperand<Int4Code<T>, T>>(p, prepared, stream);
+      return LaunchPacked<Int4Code<T>, T>(p, prepared, stream);
     case WeightFormat::kInt8:
-      return LaunchLayers<PackedOperand<Int8Code<T>, T>>(p, prepared, stream);
+      return LaunchPacked<Int8Code<T>, T>(p, prepared, stream);
     case WeightFormat::kFp8:
-      return LaunchLayers<PackedOperand<Fp8Code<T>, T>>(p, prepared, stream);
+      return LaunchPacked<Fp8Code<T>, T>(p, prepared, stream);
   }
   return cudaErrorInvalidValue;
 }

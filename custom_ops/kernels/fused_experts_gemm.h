@@ -15,8 +15,8 @@ bool HasExpertsGemm(const ExpertsConfig& config, const ExpertsArgs& args);
 // Whether weights may become numbers of the type of the rows, as wgmma takes them.
 bool HasRoundedWeights(WeightFormat format, Activation activation, DType dtype);
 
-// Bytes of `prepared`: where weights are packed, FC1 reads x from a copy with columns in another order, and bfloat16
-// may become float16 with a factor for each row of x and of the activated.
+// Bytes of `prepared`: where weights are packed and experts have few rows, FC1 reads x from a copy with columns in
+// another order, and bfloat16 may become float16 with a factor for each row of x and of the activated.
 size_t PreparedBytes(const ExpertsConfig& config, const ExpertsArgs& args);
 float* PreparedFactors(void* prepared, int64_t tokens, int64_t hidden);
 

@@ -1,8 +1,9 @@
 // From a warpgroup's sums to rows in memory: scale, routing weight, bias and activation, 32 tokens at a time.
 //
 // The sums lie with a weight row and two tokens to a thread; memory wants a token's columns together. So rounded
-// results pass through shared memory, two to a word: rows g and g + 8 of a warp's 16, which with gates are a gate and
-// its value.
+// results pass through shared memory, transposed on their way in 8 by 8: rows g of a warp's 16, then rows g + 8, which
+// with gates are gates and their values. Silu of a gate times its value is computed ahead of that, where it takes half
+// the room; other activations behind it, one after another.
 #pragma once
 
 #include "kernels/cluster.cuh"
@@ -24,7 +25,7 @@ class GemmFinish {
                                         int group)
       : p_(p.experts), tile_(tile), group_(group), thread_(threadIdx.x % kGroupThreads), silu_(p.experts) {
     const LayerParams& layer = Layer();
-    results_ = s.results + group * kChunkTokens * GemmShared<Operand>::kPitch;
+    results_ = SharedAddress(s.results) + group * GemmShared<Operand>::kResultBytes;
     first_slab_ = (tile.row_tile * Operand::kGroups + group) * kSlabs;
     scale_ = 1.0f;
     if constexpr (Operand::kScaled) {
@@ -50,7 +51,7 @@ class GemmFinish {
     }
     mix_ = nullptr;
     if (kFirst && p_.mix_input) {
-      mix_ = s.mix + group * p.max_tokens;
+      mix_ = s.mix + group * GemmShared<Operand>::kMixStride;
       for (int token = thread_; token < tile.tokens; token += kGroupThreads) {
         const int expanded = min(max(p_.maps.permuted_to_unpermuted[tile.first + token], 0), p_.slots - 1);
         const int slot = expanded % p_.tokens * p_.k + expanded / p_.tokens;
@@ -62,26 +63,30 @@ class GemmFinish {
   }
 
   __device__ __forceinline__ void Run(const float (&sums)[Operand::kBlocks][Operand::kSums]) {
-    constexpr int kChunks = Operand::kMaxTokens / kChunkTokens;
+    constexpr int kChunks = (Operand::kMaxTokens + kChunkTokens - 1) / kChunkTokens;
+    const bool gates = kFirst && p_.gated && p_.activation == Activation::kSilu;
 #pragma unroll 1
     for (int chunk = 0; chunk * kChunkTokens < tile_.tokens; ++chunk) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        if (c == chunk) Stage(sums, c);
+        if (c != chunk) continue;
+        if (gates) {
+          StageGates(sums, c);
+        } else {
+          Stage(sums, c);
+        }
       }
       Sync();
-      if constexpr (kFirst && Operand::kPermutes) {
-        StorePermuted(chunk * kChunkTokens);
-      } else {
-        Store(chunk * kChunkTokens);
-      }
+      Store(chunk * kChunkTokens, gates);
       Sync();
     }
   }
 
  private:
   static constexpr int kSlabs = Operand::kBlocks * 4;  // of a warpgroup
-  static constexpr int kPitch = GemmShared<Operand>::kPitch;
+  static constexpr int kVector = 16;                   // bytes of 8 columns
+  static constexpr int kPitch = GemmShared<Operand>::kPitch * 4;
+  static constexpr int kPairsOfChunk = kChunkTokens / 16;  // of 8 tokens
 
   __device__ __forceinline__ const LayerParams& Layer() const { return kFirst ? p_.fc1 : p_.fc2; }
   __device__ __forceinline__ bool Paired() const { return kFirst && p_.gated; }
@@ -90,129 +95,137 @@ class GemmFinish {
     BlockSync(kFinishBarrier + group_, kGroupThreads);
   }
 
-  __device__ __forceinline__ void Stage(const float (&sums)[Operand::kBlocks][Operand::kSums], int chunk) {
+  // Whether a chunk's pair of 8 tokens has sums.
+  static __device__ constexpr bool Has(int chunk, int pair) {
+    return chunk * kChunkTokens + pair * 16 < Operand::kMaxTokens;
+  }
+
+  // What sums of both tokens of a thread in every 8 are multiplied with.
+  __device__ __forceinline__ void Mixes(int first_token, float (&mixes)[2]) const {
+    mixes[0] = mixes[1] = scale_;
+    if (kFirst && mix_ != nullptr) {  // behind the tile's end: not used
+      const float2 both = *reinterpret_cast<const float2*>(mix_ + first_token + thread_ % 4 * 2);
+      mixes[0] = Mul(scale_, both.x);
+      mixes[1] = Mul(scale_, both.y);
+    }
+  }
+
+  // A token's vectors are a slab's rows g, then its rows g + 8.
+  __device__ __forceinline__ void Stage(const float (&sums)[Operand::kBlocks][Operand::kSums], int chunk) const {
     const int lane = thread_ % kLanes;
-    uint32_t* const column = results_ + thread_ / kLanes * kTileRows + lane / 4;
+    const uint32_t place =
+        results_ + (lane / 16 * 8 + lane % 8) * kPitch + thread_ / kLanes * 2 * kVector + lane / 8 % 2 * kVector;
 #pragma unroll
-    for (int j = 0; j < kChunkTokens / 8; ++j) {
+    for (int pair = 0; pair < kPairsOfChunk; ++pair) {
+      if (!Has(chunk, pair)) continue;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int token = j * 8 + lane % 4 * 2 + i;
-        const float mix = mix_ != nullptr ? mix_[min(chunk * kChunkTokens + token, tile_.tokens - 1)] : 1.0f;
+      for (int block = 0; block < Operand::kBlocks; ++block) {
+        uint32_t words[4];
 #pragma unroll
-        for (int block = 0; block < Operand::kBlocks; ++block) {
-          const float* const both = &sums[block][(chunk * (kChunkTokens / 8) + j) * 4 + i];
-          column[token * kPitch + block * 32] =
-              PairOf<T>(Output(both[0], mix, bias_[block][0]), Output(both[2], mix, bias_[block][1]));
+        for (int i = 0; i < 2; ++i) {
+          const int eight = chunk * (kChunkTokens / 8) + pair * 2 + i;
+          float mixes[2];
+          Mixes(eight * 8, mixes);
+          const float* const both = &sums[block][eight * 4];
+          words[2 * i] =
+              PairOf<T>(Output(both[0], mixes[0], bias_[block][0]), Output(both[1], mixes[1], bias_[block][0]));
+          words[2 * i + 1] =
+              PairOf<T>(Output(both[2], mixes[0], bias_[block][1]), Output(both[3], mixes[1], bias_[block][1]));
         }
+        StoreTransposed(place + pair * 16 * kPitch + block * 8 * kVector, words);
       }
     }
+  }
+
+  // A token's vectors are a slab's results.
+  __device__ __forceinline__ void StageGates(const float (&sums)[Operand::kBlocks][Operand::kSums], int chunk) const {
+    const int lane = thread_ % kLanes;
+    const uint32_t place =
+        results_ + (lane / 16 * 8 + lane % 8) * kPitch + (lane / 8 % 2 * 4 + thread_ / kLanes) * kVector;
+    static_assert(Operand::kBlocks == 2);
+#pragma unroll
+    for (int pair = 0; pair < kPairsOfChunk; ++pair) {
+      if (!Has(chunk, pair)) continue;
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int eight = chunk * (kChunkTokens / 8) + pair * 2 + i;
+        float mixes[2];
+        Mixes(eight * 8, mixes);
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+          const float* const both = &sums[block][eight * 4];
+          float results[2];
+#pragma unroll
+          for (int token = 0; token < 2; ++token) {
+            const uint32_t rounded = PairOf<T>(Output(both[token], mixes[token], bias_[block][0]),
+                                               Output(both[2 + token], mixes[token], bias_[block][1]));
+            results[token] = silu_(LowOf<T>(rounded), HighOf<T>(rounded));
+          }
+          words[2 * i + block] = PairOf<T>(results[0], results[1]);
+        }
+      }
+      StoreTransposed(place + pair * 16 * kPitch, words);
+    }
+  }
+
+  // Four matrices of 8 by 8, of which lane l has column l / 4 of rows 2 (l % 4) and one more, and names row l % 8 of
+  // matrix l / 8.
+  static __device__ __forceinline__ void StoreTransposed(uint32_t address, const uint32_t (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
   }
 
   __device__ __forceinline__ float Output(float sum, float mix, float bias) const {
-    if constexpr (Operand::kScaled) sum = Mul(sum, scale_);
-    if constexpr (kFirst) sum = Mul(sum, mix);
-    return Add(sum, bias);
+    return kFirst || Operand::kScaled ? Fma(sum, mix, bias) : Add(sum, bias);
   }
 
-  // A thread takes 4 words of a token.
-  __device__ __forceinline__ void Store(int first_token) const {
-    constexpr int kWords = 4, kItems = kSlabs * kTileRows / kWords;  // of a token
-    const bool silu = kFirst && p_.activation == Activation::kSilu;
-#pragma unroll 1
-    for (int item = thread_; item < kChunkTokens * kItems; item += kGroupThreads) {
-      const int token = item / kItems, word = item % kItems * kWords;
-      if (first_token + token >= tile_.tokens) continue;
-      uint32_t* const shared = results_ + token * kPitch + word;
-      if (kFirst && !silu) {
-#pragma unroll 1
-        for (int i = 0; i < kWords; ++i) shared[i] = ActivatedWord(shared[i]);
-      }
-      uint4 words = *reinterpret_cast<const uint4*>(shared);
-      if (silu) words = SiluWords(words);
-      const int slab = first_slab_ + word / kTileRows, within = word % kTileRows;
-      const int column = slab * (Paired() ? kTileRows : kSlabRows) + within;
-      const int64_t row = tile_.first + first_token + token;
-      T* const target = kFirst ? static_cast<T*>(p_.activated) + row * p_.activated_stride + column
-                               : static_cast<T*>(p_.output) + row * Layer().rows + column;
-      const int rows = Paired() ? Layer().rows / 2 : Layer().rows;
-      if (column < rows) StoreHalf(target, words, 0x5410);
-      if (!Paired() && column + kTileRows < rows) StoreHalf(target + kTileRows, words, 0x7632);
-    }
-  }
-
-  // A thread takes 8 neighbouring columns of a token in the order in which FC2 reads them.
-  __device__ __forceinline__ void StorePermuted(int first_token) const {
-    constexpr int kVector = 8;
-    const int columns = kSlabs * (Paired() ? kTileRows : kSlabRows), items = columns / kVector;  // of a token
-    const int rows = Paired() ? Layer().rows / 2 : Layer().rows;
+  // A thread takes 8 columns of a token. `activated`: by StageGates.
+  __device__ __forceinline__ void Store(int first_token, bool activated) const {
+    const int vectors = Paired() ? kSlabs : 2 * kSlabs, rows = Paired() ? Layer().rows / 2 : Layer().rows;
     const int first_column = first_slab_ * (Paired() ? kTileRows : kSlabRows);
-#pragma unroll 1
-    for (int item = thread_; item < kChunkTokens * items; item += kGroupThreads) {
-      const int token = item / items, vector = item % items, column = first_column + vector * kVector;
+    const int apart = Paired() && !activated ? 2 * kVector : kVector;
+#pragma unroll 2
+    for (int item = thread_; item < kChunkTokens * vectors; item += kGroupThreads) {
+      const int token = item / vectors, vector = item % vectors, column = first_column + vector * 8;
       if (first_token + token >= tile_.tokens || column >= rows) continue;
-      const uint32_t* const shared = results_ + token * kPitch;
-      uint32_t words[kVector];  // each with the column's result, or its gate and value
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        const int from = Operand::SourceColumn(vector * kVector + j);
-        if (Paired()) {
-          words[j] = shared[from];
-        } else {
-          const uint32_t word = shared[from / kSlabRows * kTileRows + from % kTileRows];
-          words[j] = from % kSlabRows < kTileRows ? word : word >> 16;
-        }
-      }
-      uint4 out;
-      if (p_.activation == Activation::kSilu) {
-        const uint4 front = SiluWords(make_uint4(words[0], words[1], words[2], words[3]));
-        const uint4 back = SiluWords(make_uint4(words[4], words[5], words[6], words[7]));
-        out = make_uint4(__byte_perm(front.x, front.y, 0x5410), __byte_perm(front.z, front.w, 0x5410),
-                         __byte_perm(back.x, back.y, 0x5410), __byte_perm(back.z, back.w, 0x5410));
-      } else {
-        out = make_uint4(0, 0, 0, 0);
+      const uint32_t shared = results_ + token * kPitch + vector * apart;
+      if (kFirst && !activated) {
 #pragma unroll 1
-        for (int j = 0; j < kVector; ++j) {  // through the registers, last first
-          const uint32_t next = ActivatedWord(words[kVector - 1]) & 0xffffu;
-          out = make_uint4(out.x << 16 | next, out.y << 16 | out.x >> 16, out.z << 16 | out.y >> 16,
-                           out.w << 16 | out.z >> 16);
-#pragma unroll
-          for (int i = kVector - 1; i > 0; --i) words[i] = words[i - 1];
-        }
+        for (int i = 0; i < 8; ++i) Activate(shared + i * 2);
       }
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(shared)
+                   : "memory");
       const int64_t row = tile_.first + first_token + token;
-      *reinterpret_cast<uint4*>(static_cast<T*>(p_.activated) + row * p_.activated_stride + column) = out;
+      T* const target = kFirst ? static_cast<T*>(p_.activated) + row * p_.activated_stride
+                               : static_cast<T*>(p_.output) + row * Layer().rows;
+      *reinterpret_cast<uint4*>(target + column) = words;
     }
   }
 
-  __device__ __forceinline__ static void StoreHalf(T* target, uint4 words, unsigned half) {
-    *reinterpret_cast<uint2*>(target) =
-        make_uint2(__byte_perm(words.x, words.y, half), __byte_perm(words.z, words.w, half));
-  }
-
-  // A gate and its value, of which one result comes, or two results without gates.
-  __device__ __forceinline__ uint32_t ActivatedWord(uint32_t word) const {
-    const float low = LowOf<T>(word), high = HighOf<T>(word);
-    return p_.gated ? PairOf<T>(Activated(p_, low, high), 0.0f) : PairOf<T>(Activated(p_, low), Activated(p_, high));
-  }
-
-  // The same, computed side by side, without branches between words.
-  __device__ __forceinline__ uint4 SiluWords(uint4 words) const {
-    if (!p_.gated) {
-      return make_uint4(SiluPair(words.x), SiluPair(words.y), SiluPair(words.z), SiluPair(words.w));
+  // A result in place, or of a gate and the value behind it.
+  __device__ __forceinline__ void Activate(uint32_t shared) const {
+    uint16_t gate, value = 0;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(gate) : "r"(shared) : "memory");
+    if (p_.gated) asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(shared + kVector) : "memory");
+    const float x = LowOf<T>(gate);
+    float result;
+    if (p_.activation == Activation::kSilu) {
+      result = silu_(x);
+    } else {
+      result = p_.gated ? Activated(p_, x, LowOf<T>(value)) : Activated(p_, x);
     }
-    return make_uint4(GatedWord(words.x), GatedWord(words.y), GatedWord(words.z), GatedWord(words.w));
-  }
-  __device__ __forceinline__ uint32_t SiluPair(uint32_t word) const {
-    return PairOf<T>(silu_(LowOf<T>(word)), silu_(HighOf<T>(word)));
-  }
-  __device__ __forceinline__ uint32_t GatedWord(uint32_t word) const {
-    return PairOf<T>(silu_(LowOf<T>(word), HighOf<T>(word)), 0.0f);
+    const auto rounded = static_cast<uint16_t>(PairOf<T>(result, 0.0f));
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(rounded) : "memory");
   }
 
   const ExpertsParams& p_;
   const GemmTile& tile_;
-  uint32_t* results_;
+  uint32_t results_;
   float* mix_;  // of the tile's tokens, or null
   int group_, thread_, first_slab_;
   float scale_;

@@ -3,12 +3,14 @@
 //
 // Weights are the instruction's 64 rows, or 16, and tokens its N columns, so that N follows what an expert has. A block
 // runs on each multiprocessor, or two: one warpgroup fills a ring of stages, weights by the bulk tensor copy and rows
-// of tokens, wherever they lie, by 16-byte copies; two warpgroups, or four, multiply and finish. FC1 with gates has the
-// map bring 8 gates, then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order,
-// in one accumulator each, or in two on mma.sync: a token's results depend on nothing else in its tile.
+// of tokens, wherever they lie, by 16-byte copies; two warpgroups multiply and finish; for wgmma, one or two more
+// decode packed weights, which a ring of their own brings (fused_experts_gemm_packed.cuh). FC1 with gates has the map
+// bring 8 gates, then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order, in
+// one accumulator each, or in two on mma.sync: a token's results depend on nothing else in its tile.
 #pragma once
 
 #include "kernels/fused_experts_gemm_finish.cuh"
+#include "kernels/fused_experts_gemm_packed.cuh"
 #include "kernels/fused_experts_gemm_params.cuh"
 #include "kernels/fused_experts_gemm_sparse_copies.cuh"
 #include "kernels/fused_experts_gemm_sparse_product.cuh"
@@ -24,16 +26,20 @@ __device__ __forceinline__ void CopyWeights(const GemmParams& p, const GemmShare
   constexpr int kGroups = GemmShared<Operand>::kTileRows / kTileRows;
   const int groups = kFirst && p.experts.gated ? kGroups / 2 : kGroups;
   const bool leads = threadIdx.x % kLanes == 0;
-  GemmRing ring(s.barriers, p.stages);
+  constexpr bool kPacked = Operand::kDecoders > 0;
+  GemmRing ring(kPacked ? s.byte_barriers : s.barriers, kPacked ? p.byte_stages : p.stages);
+  const uint32_t stages = kPacked ? s.byte_stages : s.stages;
+  const int stage_bytes = kPacked ? Operand::kBoxBytes : s.stage_bytes;
+  const int steps = (p.steps * Operand::kDepth - 1) / Operand::kBoxColumns + 1;
   GemmTileWalk walk(list);
   GemmTile tile;
   while (walk.Next(list, &tile)) {
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       ring.WaitEmpty();
       if (leads) {
         ArriveExpecting(ring.Full(), Operand::kBoxBytes);
-        CopyBox(s.stages + ring.at * s.stage_bytes, &p.weights, ring.Full(), step * Operand::kBoxDepth, 0, 0,
+        CopyBox(stages + ring.at * stage_bytes, &p.weights, ring.Full(), step * Operand::kBoxDepth, 0, 0,
                 tile.row_tile * groups, tile.expert);
       }
       __syncwarp();
@@ -43,13 +49,14 @@ __device__ __forceinline__ void CopyWeights(const GemmParams& p, const GemmShare
 }
 
 // By three warps. Rows of tokens as the second operand: 16-byte vector v of row r lies at v ^ (r % 8) of its 128 bytes.
+// A thread copies one vector of every 12th row and keeps in registers where these rows are.
 template <typename Operand, bool kFirst>
 __device__ __forceinline__ void CopyTokens(const GemmParams& p, const GemmShared<Operand>& s,
                                            const GemmTileList& list) {
-  constexpr int kVector = 16, kVectors = 8, kPanelBytes = kVectors * kVector;  // of a row in a panel of 64 elements
-  constexpr int kPanels = Operand::kTokenBytes / kPanelBytes;
+  constexpr int kVector = 16, kVectors = 8, kRowBytes = kVectors * kVector;
   constexpr int kStride = kTokenThreads / kVectors, kAtOnce = 4;  // rows from one copy to the next; copies
-  static_assert(kStride % 8 == 4 && kAtOnce % 2 == 0);
+  constexpr int kRows = (Operand::kMaxTokens + kStride * kAtOnce - 1) / (kStride * kAtOnce) * kAtOnce;
+  static_assert(kStride % 8 == 4 && Operand::kTokenBytes == kRowBytes);
   const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
   const int row_bytes = layer.depth * static_cast<int>(sizeof(typename Operand::Element));
   GemmRing ring(s.barriers, p.stages);
@@ -57,7 +64,7 @@ __device__ __forceinline__ void CopyTokens(const GemmParams& p, const GemmShared
   GemmTile tile;
   const int thread = threadIdx.x - kLanes, vector = thread % kVectors, first_row = thread / kVectors;
   // Of the copies to even and odd multiples of kStride.
-  const uint32_t place = Operand::kWeightBytes + first_row * kPanelBytes, swizzled = vector ^ (first_row % 8);
+  const uint32_t place = Operand::kWeightBytes + first_row * kRowBytes, swizzled = vector ^ (first_row % 8);
   const uint32_t places[2] = {place + swizzled * kVector, place + (swizzled ^ 4) * kVector};
   const uint32_t row_vectors = p.source_stride / kVector;
   int buffer = 0;
@@ -73,31 +80,22 @@ __device__ __forceinline__ void CopyTokens(const GemmParams& p, const GemmShared
     }
     __syncwarp();
     BlockSync(kTokenBarrier, kTokenThreads);
-    typename Operand::template ScaleCopies<kFirst> scales(p, tile, thread);
+    const int count = (tile.tokens - first_row + kStride - 1) / kStride;
+    uint32_t from[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) from[i] = i < count ? rows[first_row + i * kStride] : 0;
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
       ring.WaitEmpty();
       const uint32_t stage = s.stages + ring.at * s.stage_bytes;
-      scales.Copy(stage, step);
+      const int column = step * kRowBytes + vector * kVector;
+      const int bytes = column < row_bytes ? kVector : 0;
+      const char* const source = Settled(static_cast<const char*>(p.source) + (bytes > 0 ? column : 0));
 #pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        const int column = (step * kPanels + panel) * kPanelBytes + vector * kVector;
-        const int bytes = column < row_bytes ? kVector : 0;
-        const char* const source = static_cast<const char*>(p.source) + (bytes > 0 ? column : 0);
-        uint32_t target = stage + panel * p.max_tokens * kPanelBytes;
-#pragma unroll 1
-        for (int r = first_row; r < tile.tokens; r += kAtOnce * kStride) {
-          const uint32_t* const offsets = rows + r;
-          uint32_t from[kAtOnce];  // behind the tile's end: not used
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) from[i] = offsets[i * kStride];
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            CopyVector(r + i * kStride < tile.tokens, target + places[i % 2] + i * kStride * kPanelBytes,
-                       source + static_cast<uint64_t>(from[i]) * kVector, bytes);
-          }
-          target += kAtOnce * kStride * kPanelBytes;
-        }
+      for (int i = 0; i < kRows; ++i) {
+        if (i % kAtOnce == 0 && i * kStride >= tile.tokens) break;
+        CopyVector(i < count, stage + places[i % 2] + i * kStride * kRowBytes,
+                   source + static_cast<uint64_t>(from[i]) * kVector, bytes);
       }
       ArriveAfterCopies(ring.Full());
       ring.Advance();
@@ -116,11 +114,11 @@ __device__ __forceinline__ void MultiplyTiles(const GemmParams& p, const GemmSha
   float sums[Operand::kBlocks][Operand::kSums];
   while (walk.Next(list, &tile)) {
     GemmFinish<Operand, kFirst> finish(p, s, tile, group);
-#define ORT_MOE_TOKENS(n)                                                                         \
-  case n:                                                                                         \
-    if constexpr (n <= Operand::kMaxTokens && n % Operand::Granule(n) == 0) {                     \
-      Operand::template Multiply<n, kFirst>(sums, ring, p, tile, s.stages, s.stage_bytes, group); \
-    }                                                                                             \
+#define ORT_MOE_TOKENS(n)                                                                 \
+  case n:                                                                                 \
+    if constexpr (n <= Operand::kMaxTokens && n % Operand::Granule(n) == 0) {             \
+      Operand::template Multiply<n>(sums, ring, p.steps, s.stages, s.stage_bytes, group); \
+    }                                                                                     \
     break;
     const int granule = Operand::Granule(tile.tokens);
     switch ((tile.tokens + granule - 1) / granule * granule) {
@@ -136,11 +134,6 @@ __device__ __forceinline__ void MultiplyTiles(const GemmParams& p, const GemmSha
       ORT_MOE_TOKENS(144)
       ORT_MOE_TOKENS(160)
       ORT_MOE_TOKENS(176)
-      ORT_MOE_TOKENS(192)
-      ORT_MOE_TOKENS(208)
-      ORT_MOE_TOKENS(224)
-      ORT_MOE_TOKENS(240)
-      ORT_MOE_TOKENS(256)
     }
 #undef ORT_MOE_TOKENS
 #pragma unroll
@@ -156,8 +149,10 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
   // Registers that one role takes must be among those that the block has got, or it waits for ever.
   constexpr int kThreads = GemmShared<Operand>::kThreads, kBlocks = Operand::kBlocksOnProcessor,
                 kRegisters = 65536 / kBlocks / kThreads / 8 * 8 * kThreads;
-  static_assert(kGroupThreads * (Operand::kProducerRegisters + Operand::kGroups * Operand::kConsumerRegisters) <=
+  static_assert(kGroupThreads * (Operand::kProducerRegisters + Operand::kGroups * Operand::kConsumerRegisters +
+                                 Operand::kDecoders * Operand::kDecoderRegisters) <=
                 kRegisters);
+  constexpr int kDecoderWarps = Operand::kDecoders * kGroupThreads / kLanes;
   extern __shared__ uint4 shared[];
   const GemmShared<Operand> s(shared, p);
   GemmTileList list(s.list, p.experts.experts, p.row_tiles, p.max_tokens);
@@ -165,8 +160,14 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
     for (int stage = 0; stage < p.stages; ++stage) {
       GemmRing ring(s.barriers, p.stages);
       ring.at = stage;
-      InitBarrier(ring.Full(), 1 + kTokenThreads);
+      InitBarrier(ring.Full(), kTokenThreads + (Operand::kDecoders > 0 ? kDecoderWarps : 1));
       InitBarrier(ring.Empty(), Operand::kGroups * kGroupThreads / kLanes);
+    }
+    for (int stage = 0; stage < p.byte_stages; ++stage) {
+      GemmRing ring(s.byte_barriers, p.byte_stages);
+      ring.at = stage;
+      InitBarrier(ring.Full(), 1);
+      InitBarrier(ring.Empty(), kDecoderWarps);
     }
     FenceBarrierInit();
     PrefetchTensorMap(&p.weights);
@@ -188,6 +189,12 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
       } else {
         CopyTokens<Operand, kFirst>(p, s, list);
       }
+    }
+  } else if (Operand::kDecoders > 0 && threadIdx.x >= (1 + Operand::kGroups) * kGroupThreads) {
+    if constexpr (Operand::kDecoders > 0) {
+      GiveRegisters<Operand::kDecoderRegisters>();
+      DecodeWeights<Operand, kFirst>(p, s, list);
+      if constexpr (!kFirst) WaitForPrevious();
     }
   } else {
     TakeRegisters<Operand::kConsumerRegisters>();

@@ -64,7 +64,7 @@ int MaxTokens(const ExpertsParams& p) {
   if constexpr (Operand::kSparse) {
     return mean <= 2 ? 8 : mean <= 8 ? 16 : mean <= 14 ? 24 : Operand::kMaxTokens;
   } else {
-    constexpr int kUsual = 128, kManyRows = 512;
+    constexpr int kUsual = 144, kManyRows = 512;
     const int64_t most = mean + mean / 2 + kTokenGranule;
     for (int tokens = 16; tokens < std::min(Operand::kMaxTokens, kUsual); tokens *= 2) {
       if (most <= tokens) return tokens;
@@ -101,15 +101,22 @@ cudaError_t LaunchLayer(const ExpertsParams& experts, const void* source, const 
       error != cudaSuccess) {
     return error;
   }
+  constexpr int kLeastByteStages = 3;
   constexpr int kBlocks = Operand::kBlocksOnProcessor, kReserved = 1024;  // bytes of each block
   for (p.max_tokens = MaxTokens<Operand>(experts);; p.max_tokens = LowerTile(p.max_tokens)) {
     const int room =
         (traits.max_shared_bytes + kReserved) / kBlocks - kReserved - Shared::FixedBytes(p.max_tokens, experts.experts);
-    p.stages = std::min(room / Shared::StageBytes(p.max_tokens), Shared::kMaxStages);
+    p.stages =
+        std::min((room - kLeastByteStages * Shared::kByteStage) / Shared::StageBytes(p.max_tokens), Shared::kMaxStages);
+    if constexpr (Operand::kDecoders > 0) {
+      p.byte_stages =
+          std::min((room - p.stages * Shared::StageBytes(p.max_tokens)) / Shared::kByteStage, Shared::kMaxByteStages);
+    }
     if (p.stages >= (Operand::kSparse ? kMinSparseStages : kMinGemmStages)) break;
     if (p.max_tokens == LowerTile(p.max_tokens)) return cudaErrorInvalidValue;
   }
-  const size_t bytes = p.stages * Shared::StageBytes(p.max_tokens) + Shared::FixedBytes(p.max_tokens, experts.experts);
+  const size_t bytes = p.stages * Shared::StageBytes(p.max_tokens) + p.byte_stages * Shared::kByteStage +
+                       Shared::FixedBytes(p.max_tokens, experts.experts);
   return LaunchClusters<ExpertsGemmKernel<Operand, kFirst>>(kFirst ? Switch::kFc1Pdl : Switch::kPdl, 1,
                                                             processors * Operand::kBlocksOnProcessor, Shared::kThreads,
                                                             bytes, stream, p);
@@ -137,7 +144,7 @@ cudaError_t LaunchLayers(const ExpertsParams& p, void* prepared, cudaStream_t st
       return error;
     }
     source = prepared;
-  } else if constexpr (Operand::kPermutes) {
+  } else if constexpr (Operand::kSparse) {
     constexpr int kThreads = 256, kMaxBlocks = 4096;
     const int64_t groups = static_cast<int64_t>(p.tokens) * p.fc1.depth / kPermutedColumns;
     const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(groups, kThreads), kMaxBlocks));

@@ -1,170 +1,165 @@
-// Packed weights as wgmma's first operand: decoded from shared memory into its registers.
+// Packed weights as wgmma's first operand: decoded by warpgroups of their own to where dense ones would lie.
 //
-// A stage holds 64 bytes of each weight row, swizzled by the tensor map so that the quads of 8 rows read without bank
-// conflicts, the rows' slots (fused_experts_gemm_codes.cuh) and one or two panels of tokens. A lane's words of a row
-// are other columns than the instruction gives it, so tokens lie permuted: with four bits, column 8 q + 4 h + i of
-// every 32 at 8 i + 2 q + h; with bytes, column 4 q + 2 i + h of every 16 at 8 i + 2 q + h. FC1 leaves them so for FC2;
-// PrepareTokensKernel does it for FC1.
+// A ring of stages holds 64 bytes of each weight row as they are in memory. A thread takes 16 of them at a time, with
+// the scale that it has read a step ahead, and writes them swizzled into the stage that those who multiply wait for: a
+// weight is decoded once for all tokens of a tile, while the tensor cores are busy with the step before.
 #pragma once
 
 #include "kernels/fused_experts_gemm_codes.cuh"
-#include "kernels/fused_experts_gemm_params.cuh"
+#include "kernels/fused_experts_gemm_dense.cuh"
 #include "kernels/fused_experts_gemm_slots.cuh"
-#include "kernels/fused_experts_gemm_wgmma.cuh"
-#include "kernels/launch.cuh"
 
 namespace ort_moe {
 
-template <typename CodeOf, typename T>
-struct PackedOperand {
-  using Element = T;
+// Lower tiles leave registers for twice as many threads that decode.
+template <typename CodeOf, typename T, bool kLow>
+struct PackedOperand : DenseOperand<T, kLow ? 96 : 144> {
   using Code = CodeOf;
-  static constexpr int kGroups = 4;  // decoding is a matter of latency
-  static constexpr int kBlocks = 1;
-  static constexpr int kBlocksOnProcessor = 1;  // that run at the same time on a multiprocessor
-  static constexpr int kMaxTokens = 64;
+  static constexpr int kDecoders = kLow ? 2 : 1;
   static constexpr int kRowBytes = 64, kBoxDepth = kRowBytes;
-  static constexpr int kDepth = kRowBytes * 8 / Code::kBits;
-  static constexpr int kPairs = 16 / Code::kBits;  // of a word
-  static constexpr int kTokenBytes = kDepth * sizeof(T);
-  static constexpr int kRows = kGroups * 64;
-  static constexpr int kBoxBytes = kRows * kRowBytes;
-  static constexpr int kWeightBytes = kBoxBytes + kRows * Code::kSlotBytes;
-  static constexpr int kSums = kMaxTokens / 2;
-  static constexpr bool kScaled = true, kPermutes = true, kSparse = false;
+  static constexpr int kBoxBytes = DenseOperand<T>::kGroups * DenseOperand<T>::kBlocks * 64 * kRowBytes;
+  static constexpr int kBoxColumns = kRowBytes * 8 / Code::kBits;
+  static constexpr int kStepBytes = DenseOperand<T>::kDepth * Code::kBits / 8;  // of a row in a step
+  static constexpr bool kScaled = true;
   static constexpr float kFactor = Code::kFactor;
-  static_assert(kWeightBytes % kGemmAlignment == 0);
 
-  static constexpr int kProducerRegisters = 64, kConsumerRegisters = 104;  // of a thread
+  static constexpr int kProducerRegisters = 48, kConsumerRegisters = kLow ? 128 : 184;  // of a thread
+  static constexpr int kDecoderRegisters = kLow ? 88 : 96;
 
   // Multiples of which an instruction's columns are chosen.
-  static __host__ __device__ constexpr int Granule(int n) { return n <= 8 ? 8 : n <= 64 ? 16 : 32; }
+  static __host__ __device__ constexpr int Granule(int) { return 16; }
 
-  static constexpr CUtensorMapSwizzle kSwizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  static constexpr CUtensorMapSwizzle kSwizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
   static constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_UINT8;
   static int64_t RowBytes(int64_t depth) { return depth * Code::kBits / 8; }
   static int64_t BoxUnits(int64_t depth) { return RowBytes(depth); }
+};
 
-  // Which column lies at `position`.
-  static __device__ __forceinline__ int SourceColumn(int position) {
-    const int q = position % 8 / 2, h = position % 2, i = position / 8;
-    return Code::kBits == 4 ? position / 32 * 32 + q * 8 + h * 4 + i % 4 : position / 16 * 16 + q * 4 + i % 2 * 2 + h;
+// What a thread's weight rows are multiplied with, of a step ahead: loads that nobody waits for yet.
+template <typename Code, bool kFirst, int kRows>
+class RowScales {
+  static constexpr int kColumns = 128 / Code::kBits;  // of 16 bytes
+
+ public:
+  // Of rows from `at_row` on, `stride` apart.
+  __device__ __forceinline__ RowScales(const GemmParams& p, const GemmTile& tile, int at_row, int stride) {
+    const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
+    scales_ = reinterpret_cast<uint64_t>(layer.scales);
+    zero_points_ = reinterpret_cast<uint64_t>(layer.zero_points);
+    shift_ = __ffs(layer.block_size) - 1;
+    depth_ = layer.depth;
+    const int rows = kSharesRows<Code> ? (layer.rows + layer.block_size - 1) >> shift_ : layer.rows;
+    scales_ += static_cast<int64_t>(tile.expert) * rows * SlotSource::ScaleBytes<Code>(layer);
+    if constexpr (Code::kHasZeroPoints) {
+      zero_points_ += static_cast<int64_t>(tile.expert) * rows * SlotSource::ZeroBytes<Code>(layer);
+      has_zero_points_ = layer.zero_points != nullptr;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const SlotSource source = SlotSource::Of<Code, kFirst>(p, tile, at_row + i * stride);
+      scale_at_[i] = static_cast<uint32_t>(source.scales - scales_);
+      zeros_[i] = Code::kBits == 8 ? 0x80u : 0x88u;  // half of what codes can be
+      if constexpr (Code::kHasZeroPoints) zero_at_[i] = static_cast<uint32_t>(source.zero_points - zero_points_);
+    }
   }
 
-  // A stage's slots, by the threads that copy tokens: whole words around the bytes that the stage needs.
-  template <bool kFirst>
-  struct ScaleCopies {
-    static constexpr int kRowsOfThread = (kRows + kTokenThreads - 1) / kTokenThreads;
-    SlotSource sources[kRowsOfThread];
-    int block, scale_bytes, zero_bytes;  // the latter of a row
-    int thread;
-
-    __device__ __forceinline__ ScaleCopies(const GemmParams& p, const GemmTile& tile, int thread) : thread(thread) {
-      const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
+  // From `column` on; behind the rows' end, of the last ones.
+  __device__ __forceinline__ void Load(int column) {
+    const int at = min(column, depth_ - kColumns), block = at >> shift_;
 #pragma unroll
-      for (int i = 0; i < kRowsOfThread; ++i) {
-        sources[i] =
-            SlotSource::Of<Code, kFirst>(p, tile, tile.row_tile * kRows + min(thread + i * kTokenThreads, kRows - 1));
-      }
-      block = layer.block_size;
-      scale_bytes = SlotSource::ScaleBytes<Code>(layer);
-      if constexpr (Code::kHasZeroPoints) zero_bytes = SlotSource::ZeroBytes<Code>(layer);
-    }
-
-    __device__ __forceinline__ void Copy(uint32_t stage, int step) {
+    for (int i = 0; i < kRows; ++i) scales_of_[i] = Code::Scale(scales_ + scale_at_[i], block, at);
+    if constexpr (Code::kHasZeroPoints) {
+      if (!has_zero_points_) return;
 #pragma unroll
-      for (int i = 0; i < kRowsOfThread; ++i) {
-        const int row = thread + i * kTokenThreads;
-        if (row >= kRows) break;
-        const uint32_t slot = stage + kBoxBytes + row * Code::kSlotBytes;
-        CopyWords(slot, sources[i].scales, Code::ScaleAt(step * kDepth, block), sources[i].within ? scale_bytes : 0);
-        if constexpr (Code::kHasZeroPoints) {
-          if (sources[i].zero_points != 0) {
-            CopyWords(slot + 8, sources[i].zero_points, Code::ZeroAt(step * kDepth, block) / 2,
-                      sources[i].within ? zero_bytes : 0);
-          }
-        }
-      }
+      for (int i = 0; i < kRows; ++i) zeros_[i] = Code::ZeroPoint(zero_points_ + zero_at_[i], block);
     }
+  }
 
-    // Two words around byte `at` of a row's; zeros behind the row's end.
-    static __device__ __forceinline__ void CopyWords(uint32_t target, uint64_t row, int at, int row_bytes) {
-      const uint64_t source = (row + at) & ~uint64_t{3};
-      const int left = static_cast<int>(row - source) + row_bytes;
+  // Behind the rows' end weights are 0.
+  __device__ __forceinline__ Code Of(int row, int column) const {
+    return Code(column < depth_ ? scales_of_[row] : 0u, zeros_[row], column >> shift_);
+  }
+
+ private:
+  uint64_t scales_, zero_points_;  // of the expert
+  uint32_t scale_at_[kRows], zero_at_[kRows], scales_of_[kRows], zeros_[kRows];
+  int shift_, depth_;
+  bool has_zero_points_;
+};
+
+__device__ __forceinline__ void LoadVector(uint32_t address, uint32_t (&words)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreVector(uint32_t address, const uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+
+// By the warpgroups that decode.
+template <typename Operand, bool kFirst>
+__device__ __forceinline__ void DecodeWeights(const GemmParams& p, const GemmShared<Operand>& s,
+                                              const GemmTileList& list) {
+  using Code = typename Operand::Code;
+  constexpr int kVector = 16, kUnits = Operand::kStepBytes / kVector;  // of a row
+  constexpr int kColumns = Operand::kDepth / kUnits, kVectors = kColumns / 8;
+  constexpr int kStride = Operand::kDecoders * kGroupThreads / kUnits;
+  constexpr int kRows = GemmShared<Operand>::kTileRows / kStride;
+  constexpr int kSteps = Operand::kRowBytes / Operand::kStepBytes;  // of a stage of bytes
+  constexpr int kDenseRow = Operand::kTokenBytes;
+  static_assert(kStride % kSlabRows == 0);
+  const int thread = threadIdx.x - (1 + Operand::kGroups) * kGroupThreads;
+  const int unit = thread % kUnits, first_row = thread / kUnits;
+  const uint32_t from = first_row * Operand::kRowBytes + unit * kVector;
+  uint32_t to[kVectors];
 #pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        const int bytes = min(max(left - 4 * word, 0), 4);
-        CopyWord(target + 4 * word, bytes > 0 ? source + 4 * word : row & ~uint64_t{3}, bytes);
-      }
-    }
-  };
-
-  // One tile's products of a warpgroup, in registers; N is the tile's tokens rounded up.
-  template <int N, bool kFirst>
-  static __device__ __forceinline__ void Multiply(float (&sums)[kBlocks][kSums], GemmRing& ring, const GemmParams& p,
-                                                  const GemmTile& tile, uint32_t stages, int stage_bytes, int group) {
-    const LayerParams& layer = kFirst ? p.experts.fc1 : p.experts.fc2;
-    const int warp = threadIdx.x / kLanes % 4, lane = threadIdx.x % kLanes, q = lane % 4;
-    const int row = group * 64 + warp * kSlabRows + lane / 4;
-    const uint32_t words = row * kRowBytes + q * 4, swizzle = row / 2 % 4;
-    int shifts[2], zero_shifts[2];  // of the first stage
+  for (int j = 0; j < kVectors; ++j) {
+    to[j] = first_row * kDenseRow + ((unit * kVectors + j) ^ (first_row % 8)) * kVector;
+  }
+  const bool leads = threadIdx.x % kLanes == 0;
+  GemmRing ring(s.barriers, p.stages), bytes(s.byte_barriers, p.byte_stages);
+  GemmTileWalk walk(list);
+  GemmTile tile;
+  while (walk.Next(list, &tile)) {
+    RowScales<Code, kFirst, kRows> scales(p, tile, tile.row_tile * GemmShared<Operand>::kTileRows + first_row, kStride);
+    int column = unit * kColumns;
+    uint32_t words[kRows][4];
+    const auto load = [&](int step) {  // what nobody waits for yet
+      scales.Load(column);
+      if (step % kSteps == 0) bytes.WaitFull();
+      const uint32_t source =
+          s.byte_stages + bytes.at * Operand::kBoxBytes + from + step % kSteps * Operand::kStepBytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const SlotSource source = SlotSource::Of<Code, kFirst>(p, tile, tile.row_tile * kRows + row + half * kTileRows);
-      shifts[half] = source.scales % 4;
-      zero_shifts[half] = source.zero_points % 4 * 2;
-    }
-    const uint32_t panel_bytes = p.max_tokens * 128;
-    uint32_t a[2][4 * kPairs];
-
+      for (int i = 0; i < kRows; ++i) LoadVector(source + i * kStride * Operand::kRowBytes, words[i]);
+    };
+    load(0);
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
-      const uint32_t stage = stages + ring.at * stage_bytes;
-      ring.WaitFull();
-      FenceForAsyncProxy();  // the rows of tokens came by ordinary copies
-      const uint32_t slot = stage + kBoxBytes + row * Code::kSlotBytes;
-      const int scale_at = Code::ScaleAt(step * kDepth, layer.block_size);
-      int zero_at = 0;
-      if constexpr (Code::kHasZeroPoints) zero_at = Code::ZeroAt(step * kDepth, layer.block_size);
-      const Code low(slot, (shifts[0] + scale_at) % 4, (zero_shifts[0] + zero_at) % 8, layer, q);
-      const Code high(slot + kTileRows * Code::kSlotBytes, (shifts[1] + scale_at) % 4, (zero_shifts[1] + zero_at) % 8,
-                      layer, q);
+      ring.WaitEmpty();
+      const uint32_t target = s.stages + ring.at * s.stage_bytes;
 #pragma unroll
-      for (int part = 0; part < 2; ++part) {
+      for (int i = 0; i < kRows; ++i) {
+        uint32_t vectors[kVectors][4];
+        scales.Of(i, column).Decode(words[i], vectors);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int w = part * 2 + i;
-          const uint32_t at = stage + words + ((w ^ swizzle) << 4);
-          uint32_t pairs[2][kPairs];
-          low.Decode(w, LoadWord(at), pairs[0]);
-          high.Decode(w, LoadWord(at + kTileRows * kRowBytes), pairs[1]);
-#pragma unroll
-          for (int pair = 0; pair < kPairs; ++pair) {
-            a[part][i * 2 * kPairs + pair * 2] = pairs[0][pair];
-            a[part][i * 2 * kPairs + pair * 2 + 1] = pairs[1][pair];
-          }
-        }
-        PinRegisters(a[part]);
-        WgmmaFence();
-        const uint64_t b =
-            SwizzledMatrix(stage + kWeightBytes + part * kPairs / 4 * panel_bytes) + part * kPairs % 4 * 2;
-#pragma unroll
-        for (int k = 0; k < kPairs; ++k) {
-          Wgmma<N>::template Issue<T, false>(sums[0], 0, &a[part][4 * k], b + 2 * k, k > 0 || part > 0 || step > 0);
-        }
-        WgmmaCommit();
+        for (int j = 0; j < kVectors; ++j) StoreVector(target + to[j] + i * kStride * kDenseRow, vectors[j]);
       }
-      WgmmaWait<0>();
-      if (lane == 0) Arrive(ring.Empty());
+      FenceForAsyncProxy();
+      __syncwarp();
+      if (leads) Arrive(ring.Full());
       ring.Advance();
+      if (step % kSteps == kSteps - 1 || step == p.steps - 1) {
+        if (leads) Arrive(bytes.Empty());
+        bytes.Advance();
+      }
+      column += Operand::kDepth;
+      if (step + 1 < p.steps) load(step + 1);
     }
   }
-
-  static __device__ __forceinline__ uint32_t LoadWord(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-  }
-};
+}
 
 }  // namespace ort_moe

@@ -23,6 +23,7 @@ struct GemmParams {
   int32_t row_tiles;   // of an expert's weight rows
   int32_t max_tokens;  // of a tile
   int32_t stages;
+  int32_t byte_stages;    // of packed weights ahead of their decoding
   int32_t source_stride;  // bytes between rows of tokens
   const void* source;     // rows of tokens: x, by token, or the activated, by permuted row
   const float* factors;   // of the same rows, where they were converted; or null
@@ -66,18 +67,23 @@ constexpr int ResultBytes(int pitch) {
 template <typename Operand>
 struct GemmShared {
   static constexpr int kTileRows = Operand::kGroups * Operand::kBlocks * 64;
-  static constexpr int kThreads = (1 + Operand::kGroups) * kGroupThreads;
+  static constexpr int kThreads = (1 + Operand::kGroups + Operand::kDecoders) * kGroupThreads;
   static constexpr int kMaxStages = Operand::kSparse ? 8 : 24;
   static constexpr int kPitch = Operand::kBlocks * 32 + 4;  // words of a token: results of a warpgroup, two to a word
   static constexpr int kResultBytes = ResultBytes<Operand>(kPitch);
-  static constexpr int kMixRows = Operand::kSparse ? 2 * kMaxStages : Operand::kGroups;  // of max_tokens
+  static constexpr int kMixStride = (Operand::kMaxTokens + kChunkTokens - 1) / kChunkTokens * kChunkTokens;
+  static constexpr int kMaxByteStages = Operand::kDecoders > 0 ? 8 : 0;
+  static constexpr int kByteStage = Operand::kDecoders > 0 ? Operand::kBoxBytes : 0;
 
   static __host__ __device__ __forceinline__ int StageBytes(int max_tokens) {
     return Operand::kWeightBytes + max_tokens * Operand::kTokenBytes;
   }
+  static __host__ __device__ __forceinline__ int MixNumbers(int max_tokens) {
+    return Operand::kSparse ? 2 * kMaxStages * max_tokens : Operand::kGroups * kMixStride;
+  }
   static __host__ __device__ __forceinline__ int FixedBytes(int max_tokens, int experts) {
-    return kGemmAlignment + Operand::kGroups * kResultBytes + kMixRows * max_tokens * static_cast<int>(sizeof(float)) +
-           2 * max_tokens * static_cast<int>(sizeof(int)) + kMaxStages * GemmRing::kBytes +
+    return kGemmAlignment + Operand::kGroups * kResultBytes + MixNumbers(max_tokens) * static_cast<int>(sizeof(float)) +
+           2 * max_tokens * static_cast<int>(sizeof(int)) + (kMaxStages + kMaxByteStages) * GemmRing::kBytes +
            GemmTileList::Bytes(experts);
   }
 
@@ -88,12 +94,16 @@ struct GemmShared {
     stages = address + skipped;
     stage_bytes = StageBytes(p.max_tokens);
     at += p.stages * stage_bytes;
+    byte_stages = SharedAddress(at);
+    at += p.byte_stages * kByteStage;
     results = reinterpret_cast<uint32_t*>(at);
     at += Operand::kGroups * kResultBytes;
     barriers = SharedAddress(at);
     at += kMaxStages * GemmRing::kBytes;
+    byte_barriers = SharedAddress(at);
+    at += kMaxByteStages * GemmRing::kBytes;
     mix = reinterpret_cast<float*>(at);
-    at += kMixRows * p.max_tokens * sizeof(float);
+    at += MixNumbers(p.max_tokens) * sizeof(float);
     rows = reinterpret_cast<uint32_t*>(at);
     at += 2 * p.max_tokens * sizeof(int);
     list = at;
@@ -103,7 +113,8 @@ struct GemmShared {
   int stage_bytes;
   uint32_t* results;  // (warpgroups, kChunkTokens, kPitch)
   uint32_t barriers;
-  float* mix;  // (warpgroups, max_tokens), or where sparse (stages, 2, max_tokens)
+  uint32_t byte_stages, byte_barriers;
+  float* mix;  // (warpgroups, kMixStride), or where sparse (stages, 2, max_tokens)
   uint32_t*
       rows;  // (2, max_tokens): where a tile's tokens are, in vectors of 16 bytes; and what a copy may read behind
   char* list;

@@ -1,4 +1,4 @@
-// Rows of tokens for the grouped product with packed weights.
+// Rows of tokens for the grouped product of packed weights and few tokens.
 #pragma once
 
 #include <cstdint>

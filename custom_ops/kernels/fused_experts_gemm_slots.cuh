@@ -1,4 +1,4 @@
-// Where the scales and zero points of a weight row lie that the grouped product's stages have in slots.
+// Where the scales and zero points of a weight row lie, for the grouped product.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ort_moe {
 
-// Where a row's slot comes from: the byte addresses of its scales and zero points.
+// The byte addresses of a row's scales and zero points.
 struct SlotSource {
   uint64_t scales, zero_points;
   bool within;

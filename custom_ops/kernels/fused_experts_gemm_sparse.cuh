@@ -28,7 +28,7 @@ struct SparseOperand {
   static constexpr int kBlocksOnProcessor = 2;
   static constexpr int kMaxTokens = 32;
   static constexpr int kRowBytes = 128, kBoxDepth = kRowBytes;
-  static constexpr int kDepth = kRowBytes * 8 / Code::kBits;
+  static constexpr int kDepth = kRowBytes * 8 / Code::kBits, kBoxColumns = kDepth;
   static constexpr int kTokenBytes = kDepth * sizeof(T);
   static constexpr int kTokenPitch = kTokenBytes + 16;  // from a token's row to the next
   static constexpr int kRows = kGroups * 64;
@@ -36,15 +36,15 @@ struct SparseOperand {
   static constexpr int kZeroSlotsAt = kBoxBytes + kRows * kScaleSlotBytes;
   static constexpr int kTokensAt = kZeroSlotsAt + (Code::kHasZeroPoints ? kRows * kZeroSlotBytes : 0);
   static constexpr int kWeightBytes = kTokensAt + kGemmAlignment;  // and what lies behind the tokens' rows
-  static constexpr int kBlocks = 1;
-  static constexpr bool kSparse = true, kPermutes = true;  // few rows of an expert; tokens are permuted ahead
+  static constexpr int kBlocks = 1, kDecoders = 0;
+  static constexpr bool kSparse = true;  // few rows of an expert; tokens are permuted ahead
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kWeightBytes % kGemmAlignment == 0 && kMaxTokens * (kTokenPitch - kTokenBytes) <= kGemmAlignment);
 
   // Of a warpgroup: by turns in two halves, four sums of each lane of its warps.
   static constexpr int kExchangeBytes = 2 * 4 * 4 * kLanes * static_cast<int>(sizeof(float));
 
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 96;  // of a thread
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 96, kDecoderRegisters = 0;  // of a thread
 
   static constexpr CUtensorMapSwizzle kSwizzle = CU_TENSOR_MAP_SWIZZLE_128B;
   static constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_UINT8;

@@ -1,8 +1,7 @@
 // Hopper's matrix instruction wgmma: a warpgroup adds a product of 64 x 16 and 16 x N to its sums.
 //
 // Sums of a thread, with row g = lane / 4 of its warp's 16 and q = lane % 4: d[4 j + i] is row g, column 8 j + 2 q + i,
-// and d[4 j + 2 + i] row g + 8. A comes from shared memory or from registers: {row g, row g + 8} at k = 2 q, 2 q + 1,
-// then the same at k + 8. B is N rows of 16 elements in shared memory.
+// and d[4 j + 2 + i] row g + 8. A is 64 rows of 16 elements in shared memory and B N rows.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -61,75 +60,41 @@ struct Wgmma;
 // clang-format off
 #define ORT_MOE_SUMS_88 ORT_MOE_SUMS_80, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
 // clang-format on
-#define ORT_MOE_NAMES_96 ORT_MOE_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-// clang-format off
-#define ORT_MOE_SUMS_96 ORT_MOE_SUMS_88, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-// clang-format on
-#define ORT_MOE_NAMES_104 ORT_MOE_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-// clang-format off
-#define ORT_MOE_SUMS_104 ORT_MOE_SUMS_96, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
-// clang-format on
-#define ORT_MOE_NAMES_112 ORT_MOE_NAMES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
-// clang-format off
-#define ORT_MOE_SUMS_112 ORT_MOE_SUMS_104, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
-// clang-format on
-#define ORT_MOE_NAMES_120 ORT_MOE_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
-// clang-format off
-#define ORT_MOE_SUMS_120 ORT_MOE_SUMS_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
-// clang-format on
-#define ORT_MOE_NAMES_128 ORT_MOE_NAMES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-// clang-format off
-#define ORT_MOE_SUMS_128 ORT_MOE_SUMS_120, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-// clang-format on
 
 // For `columns` = N: `registers` = N / 2 sums, then the numbers of the operands behind them.
-#define ORT_MOE_WGMMA_OF(type, columns, registers, o0, o1, o2, o3, o4, o5)                                            \
-  if constexpr (kFromShared) {                                                                                        \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns          \
-                 "k16.f32." type "." type " {" ORT_MOE_NAMES_##registers "}, %" #o0 ", %" #o1 ", p, 1, 1, 0, 0;\n}\n" \
-                 : ORT_MOE_SUMS_##registers                                                                           \
-                 : "l"(a_matrix), "l"(b_matrix), "r"(add));                                                           \
-  } else {                                                                                                            \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns          \
-                 "k16.f32." type "." type " {" ORT_MOE_NAMES_##registers "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3    \
-                                                                         "}, %" #o4 ", p, 1, 1, 0;\n}\n"              \
-                 : ORT_MOE_SUMS_##registers                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_matrix), "r"(add));                              \
-  }
+#define ORT_MOE_WGMMA_OF(type, columns, registers, o0, o1, o2)                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns          \
+               "k16.f32." type "." type " {" ORT_MOE_NAMES_##registers "}, %" #o0 ", %" #o1 ", p, 1, 1, 0, 0;\n}\n" \
+               : ORT_MOE_SUMS_##registers                                                                           \
+               : "l"(a_matrix), "l"(b_matrix), "r"(add));
 
-#define ORT_MOE_WGMMA(columns, registers, o0, o1, o2, o3, o4, o5)                                         \
-  template <>                                                                                             \
-  struct Wgmma<columns> {                                                                                 \
-    template <typename T, bool kFromShared, int kSums>                                                    \
-    static __device__ __forceinline__ void Issue(float (&d)[kSums], uint64_t a_matrix, const uint32_t* a, \
-                                                 uint64_t b_matrix, int add) {                            \
-      if constexpr (kSums < registers) {                                                                  \
-        __trap();                                                                                         \
-      } else if constexpr (std::is_same_v<T, __half>) {                                                   \
-        ORT_MOE_WGMMA_OF("f16", columns, registers, o0, o1, o2, o3, o4, o5)                               \
-      } else {                                                                                            \
-        ORT_MOE_WGMMA_OF("bf16", columns, registers, o0, o1, o2, o3, o4, o5)                              \
-      }                                                                                                   \
-    }                                                                                                     \
+#define ORT_MOE_WGMMA(columns, registers, o0, o1, o2)                                                                \
+  template <>                                                                                                        \
+  struct Wgmma<columns> {                                                                                            \
+    template <typename T, int kSums>                                                                                 \
+    static __device__ __forceinline__ void Issue(float (&d)[kSums], uint64_t a_matrix, uint64_t b_matrix, int add) { \
+      if constexpr (kSums < registers) {                                                                             \
+        __trap();                                                                                                    \
+      } else if constexpr (std::is_same_v<T, __half>) {                                                              \
+        ORT_MOE_WGMMA_OF("f16", columns, registers, o0, o1, o2)                                                      \
+      } else {                                                                                                       \
+        ORT_MOE_WGMMA_OF("bf16", columns, registers, o0, o1, o2)                                                     \
+      }                                                                                                              \
+    }                                                                                                                \
   };
 
-ORT_MOE_WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
-ORT_MOE_WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
-ORT_MOE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
-ORT_MOE_WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
-ORT_MOE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
-ORT_MOE_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
-ORT_MOE_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
-ORT_MOE_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
-ORT_MOE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
-ORT_MOE_WGMMA(144, 72, 72, 73, 74, 75, 76, 77)
-ORT_MOE_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
-ORT_MOE_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
-ORT_MOE_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
-ORT_MOE_WGMMA(208, 104, 104, 105, 106, 107, 108, 109)
-ORT_MOE_WGMMA(224, 112, 112, 113, 114, 115, 116, 117)
-ORT_MOE_WGMMA(240, 120, 120, 121, 122, 123, 124, 125)
-ORT_MOE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+ORT_MOE_WGMMA(8, 4, 4, 5, 6)
+ORT_MOE_WGMMA(16, 8, 8, 9, 10)
+ORT_MOE_WGMMA(32, 16, 16, 17, 18)
+ORT_MOE_WGMMA(48, 24, 24, 25, 26)
+ORT_MOE_WGMMA(64, 32, 32, 33, 34)
+ORT_MOE_WGMMA(80, 40, 40, 41, 42)
+ORT_MOE_WGMMA(96, 48, 48, 49, 50)
+ORT_MOE_WGMMA(112, 56, 56, 57, 58)
+ORT_MOE_WGMMA(128, 64, 64, 65, 66)
+ORT_MOE_WGMMA(144, 72, 72, 73, 74)
+ORT_MOE_WGMMA(160, 80, 80, 81, 82)
+ORT_MOE_WGMMA(176, 88, 88, 89, 90)
 
 #undef ORT_MOE_WGMMA
 #undef ORT_MOE_WGMMA_OF
@@ -157,15 +122,5 @@ ORT_MOE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 #undef ORT_MOE_SUMS_80
 #undef ORT_MOE_NAMES_88
 #undef ORT_MOE_SUMS_88
-#undef ORT_MOE_NAMES_96
-#undef ORT_MOE_SUMS_96
-#undef ORT_MOE_NAMES_104
-#undef ORT_MOE_SUMS_104
-#undef ORT_MOE_NAMES_112
-#undef ORT_MOE_SUMS_112
-#undef ORT_MOE_NAMES_120
-#undef ORT_MOE_SUMS_120
-#undef ORT_MOE_NAMES_128
-#undef ORT_MOE_SUMS_128
 
 }  // namespace ort_moe

@@ -111,6 +111,22 @@ def test_few_rows_of_each_expert(onnx_type: str, weight_format: str, block_size:
         case.check_each(launch(case))
 
 
+@pytest.mark.parametrize("has_zero_points", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("onnx_type", HALVES)
+def test_many_rows_of_each_expert(onnx_type: str, weight_format: str, has_zero_points: bool) -> None:
+    """The highest tiles of tokens, full and cut off, and the lower ones; weight rows that end within a tile."""
+    calls = ((600, "random", 0), (400, "one_expert", 3), (190, "random", 1), (150, "outside", 10), (60, "random", 2))
+    for n, (tokens, choices, activation) in enumerate(calls):
+        attributes = {**ACTIVATIONS[activation], "weight_on": ("input", "output")[n % 2]}
+        hidden, inner = (320, 192) if n % 2 == 0 else (192, 320)
+        case = ExpertsCase(
+            (tokens,), 2, 2, hidden, inner, onnx_type, weight_format, attributes, choices=choices, has_bias=n < 3,
+            has_residual=n == 1, has_zero_points=has_zero_points, block_size=(32, 64)[n % 2], seed=n,
+        )  # fmt: skip
+        case.check_each(launch(case))
+
+
 @pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: str) -> None:
@@ -220,10 +236,8 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others(onnx_type: str, wei
     """Among few slots, few rows of an expert and many, whose products run over the reduction in another order."""
     few = (4, 2, ((0, 1), (2, 2), (1, 3)))
     sparse = (24, 8, ((0, 17), (5, 19)))
-    many = (200, 8, ((0, 40), (7, 64), (100, 90)))
-    # Dense weights have the same bits in the kernels for few slots and for few rows.
-    dense = (16, 8, ((0, 1), (7, 2), (1, 15)))
-    for tokens, k, parts in (few, dense if weight_format == "dense" else sparse, many):
+    many = (200, 8, ((0, 50), (7, 64), (100, 90)))
+    for tokens, k, parts in (few, sparse, many):
         case = ExpertsCase((tokens,), 16, k, 640, 1152, onnx_type, weight_format, block_size=32, has_bias=True)
         _check_parts(dataclasses.replace(case, has_residual=True), parts)
 
