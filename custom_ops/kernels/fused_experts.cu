@@ -5,8 +5,7 @@
 //   gemm    on Hopper the rest, in every format and for any number of tokens: FC1, FC2 (both fused_experts_gemm.cu, or
 //           fused_experts_gemm_sparse.cu where experts have few rows each) and FinalizeRouting, with the maps, which
 //           are built first where none are given
-//   many    dense and nvfp4 that go neither way, and dense where experts have few rows each: the same with FC1 and FC2
-//           of fused_experts_grouped.cuh
+//   many    dense and nvfp4 that go neither way: the same with FC1 and FC2 of fused_experts_grouped.cuh
 //   plain   what is left: float32, the other formats of many tokens elsewhere, and what does not fit 16-byte loads
 //           (fused_experts_plain.cuh)
 // The order of every sum comes from the layer's depth and the way alone, so a token's bits do not depend on the others
@@ -33,8 +32,6 @@ namespace {
 // 32 columns, and four e4m3 scales at once.
 constexpr int64_t kDenseAlignment = 32, kNvfp4Alignment = 64;
 constexpr int64_t kMaxGridY = 65535;
-// Up to how many rows an expert has in the mean, dense weights come faster to blocks that take 8 rows of it.
-constexpr int64_t kGroupedRows = 4;
 constexpr size_t kScratchAlignment = 256;
 
 size_t Aligned(size_t bytes) { return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
@@ -82,8 +79,9 @@ Plan GemmPlan(const ExpertsArgs& args) {
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
 // Up to how many slots the kernels for few tokens are faster than the grouped product, as measured on an H200 for 8 and
-// 10 choices of 128 and 512 experts, and mxfp4 for 4 of 32.
-int64_t FewSlots(WeightFormat format) {
+// 10 choices of 128 and 512 experts, mxfp4 for 4 of 32, and dense for 8 of 128 and 2 of 8: us at 64 slots of 128
+// experts 128 and 131, at 128 214 and 190; at 8 slots of 8 experts 455 and 471, at 32 881 and 645.
+int64_t FewSlots(WeightFormat format, int64_t experts) {
   switch (format) {
     case WeightFormat::kNvfp4:
     case WeightFormat::kFp8:
@@ -96,7 +94,7 @@ int64_t FewSlots(WeightFormat format) {
     case WeightFormat::kDense:
       break;
   }
-  return kMaxDirectSlots;
+  return std::min<int64_t>(64, 2 * experts);
 }
 
 // Whether the kernels for many tokens take the call.
@@ -120,12 +118,12 @@ Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   const int64_t slots = args.tokens * args.k;
   const bool gemm = HasExpertsGemm(config, args);
   Plan plan;
-  if ((!gemm || slots <= FewSlots(config.weight_format)) && PlanFew(config, args, processors, limit, &plan)) {
+  if ((!gemm || slots <= FewSlots(config.weight_format, args.experts)) &&
+      PlanFew(config, args, processors, limit, &plan)) {
     plan.path = Path::kFew;
     return plan;
   }
-  const bool sparse = dense && (slots <= kMaxDirectSlots || slots <= kGroupedRows * args.experts);
-  if (!(many && sparse) && gemm) return GemmPlan(args);
+  if (gemm) return GemmPlan(args);
   if (!many) return PlainPlan(args);
   if (dense) return ManyPlan<DenseFormat<__half>>(args, limit);
   return args.dtype == DType::kBFloat16 ? ManyPlan<Nvfp4Format<__nv_bfloat16>>(args, limit)
