@@ -170,9 +170,9 @@ has two experts to a warp's 16 rows of weights there, and four with int4, which 
 four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp made no difference.
 
 Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, or what fits into shared memory, the grouped product
-takes over, with mma.sync up to 16 tokens of an expert in the mean (mxfp4: 12, int8: 24), then with wgmma. A weight is
-decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64
-tokens, 2.5 to 3.3 TB/s; wgmma, whose waits hold up the decoding, takes 210, 332 and 478 from 16 on.
+takes over, with mma.sync up to 20 tokens of an expert in the mean of four bits and 16 of eight, then with wgmma. A
+weight is decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16,
+32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on.
 At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and
 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of
 the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A
@@ -181,6 +181,18 @@ wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mx
 fifth of the time, whose weights were there, while three warps copied rows of tokens by 16 bytes; since one warp has a
 row copied at once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up
 to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+
+With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
+Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
+and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s. Packed
+weights are decoded into the place of dense ones by one or two warpgroups of their own, while two others multiply what
+was decoded before: at 1024 and 4096 tokens of 128/8/2048/768 int8/128 takes 296 to 309 and 720 us, fp8/128 300 and 741,
+nvfp4 306 and 777, mxfp4 32/4/2880/2880 568 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles
+of 64 tokens, int8 took 573 us at 1024 tokens, fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor
+pipe busy for 65 % of the time: a tile's end takes a sixth of it, in which nothing is multiplied, waits for copies a
+seventh, and the L2 is at 68 %. int8's FC1 at 1024 tokens is bound by shared memory, 78 % busy, which decoded weights
+pass twice. Of eight-bit weights two stages of copies in place of three take 956 us at 4096 tokens in place of 726;
+tiles of 128 tokens there 858 in place of 778; copies that bring 256 bytes into the L2 made no difference.
 """
 
 _CYCLE_HEADER = """\
