@@ -84,6 +84,11 @@ kernels that bring its columns into such tensors.
 for the logits and the shared gates, its columns copied apart, FusedRouter, and sigmoid into a strided view. "Copy": a
 kernel that reads and writes as many bytes. "Published" are times of another implementation on an MI355X, recorded and
 not run as above.
+
+`ort-moe optimize --rules +shared-gate` writes this op where a sigmoid gates the shared expert, as in Qwen2-MoE and
+Qwen3-Next; its columns are sliced apart there, for FusedExperts takes the chosen experts alone. "Sliced" beside "apart"
+is about what that gains: up to 2.7 us a layer with up to 256 tokens, little with one to four, nothing with thousands,
+and less where a cast to half precision follows. So the rewriter leaves it unless it is asked for.
 """
 
 _GATHER_FINALIZE_HEADER = """\

@@ -252,6 +252,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES
+    from ort_moe.rewrites.shared_gate import split_shared_gates
 
     model = load_model(source)
     operators = count_operators(model)
@@ -259,6 +260,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
     blockers = tuple(capture_blockers(model.graph))
+    split_shared_gates(model)
     contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if is_contrib_moe(node)]
     fused_before = {node.name for node in model.graph.all_nodes() if is_router(node)}
     # The experts stay: what is read of their weights is told of the model as it is.

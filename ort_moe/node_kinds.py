@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER
+from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, SHARED_GATE_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,6 +19,11 @@ CONTRIB_MOE = ("MoE", "QMoE")
 def is_router(node: ir.Node | None) -> bool:
     """Whether the node is a FusedRouter."""
     return node is not None and node.domain == DOMAIN and node.op_type == FUSED_ROUTER.name
+
+
+def is_shared_gate_router(node: ir.Node | None) -> bool:
+    """Whether the node is a SharedGateRouter."""
+    return node is not None and node.domain == DOMAIN and node.op_type == SHARED_GATE_ROUTER.name
 
 
 def is_experts(node: ir.Node | None) -> bool:

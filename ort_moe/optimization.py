@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError, VerificationError
-from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router
-from ort_moe.ops import FUSED_ROUTER
+from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router, is_shared_gate_router
+from ort_moe.ops import FUSED_ROUTER, SHARED_GATE_ROUTER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ort_moe.rewrites import Finding
     from ort_moe.rewrites.conversion import Conversion
     from ort_moe.verification import Verification
+
+_ROUTERS = (FUSED_ROUTER.name, SHARED_GATE_ROUTER.name)
 
 
 def optimize(
@@ -51,7 +53,8 @@ def optimize(
         output: Where the result goes; None: a dry run, which writes and verifies nothing.
         target: Where the model shall run: contrib ops that ONNX Runtime computes faster there stay. Or `contrib`:
             blocks become com.microsoft::MoE and QMoE, which run without our library, where these compute the same.
-        rules: The only rules to apply, by name; None: all.
+        rules: The only rules to apply, by name; None: all but those that are to be asked for, to which names with a
+            plus sign in front, as in `+shared-gate`, are added.
         skip: Rules not to apply.
         verify: Whether to run both models on random inputs and compare them (on the CPU; needs memory for the weights).
         require_match: Write nothing where nothing matched.
@@ -99,7 +102,7 @@ def optimize(
             passes=result.passes,
             operators_before=before,
             operators_after=count_operators(model),
-            already_fused=sum(count for (op_type, _), count in fused_before.items() if op_type == FUSED_ROUTER.name),
+            already_fused=sum(count for (op_type, _), count in fused_before.items() if op_type in _ROUTERS),
             findings=result.findings,
             experts=told_as_packed(result.experts, model, conversions),
             conversions=conversions,
@@ -175,7 +178,7 @@ def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
     return Counter(
         (node.op_type, repr([(name, node.attributes[name].value) for name in sorted(node.attributes)]))
         for node in model.graph.all_nodes()
-        if is_router(node) or is_experts(node) or is_contrib_moe(node)
+        if is_router(node) or is_shared_gate_router(node) or is_experts(node) or is_contrib_moe(node)
     )
 
 

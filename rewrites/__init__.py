@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_contrib_moe, is_experts
+from ort_moe.node_kinds import is_contrib_moe, is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, put_in_order, spell_standard_domain
@@ -38,6 +38,8 @@ from ort_moe.rewrites.inlining import inline_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.routing import may_route
 from ort_moe.rewrites.rule import RefusalLog, RuleInfo
+from ort_moe.rewrites.shared_gate import RULE as SHARED_GATE_RULE
+from ort_moe.rewrites.shared_gate import join_shared_gates, split_shared_gates
 from ort_moe.rewrites.signatures import check_nodes
 from ort_moe.rewrites.sites import Site, collect_sites
 from ort_moe.rewrites.spelling import respell
@@ -84,7 +86,8 @@ def rewrite(
 
     Args:
         model: Any ONNX model with the standard operator set 13 or newer; expert weights are not read.
-        rules: Names of the rules to run, from `RULES`; None: all.
+        rules: Names of the rules to run, from `RULES`; None: all but those that are to be asked for. Names with a plus
+            sign in front, as in `+shared-gate`, are added to these.
         skip: Names of rules not to run.
         target: Where the model shall run, `cuda` or `cpu`: contrib ops that are faster there stay. Or `contrib`: blocks
             become contrib ops in place of ours, where there are some that compute the same, and others stay.
@@ -131,6 +134,7 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
     records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
     check_nodes(model)
     name_nodes(model)
+    split_before = split_shared_gates(model)  # as all else knows them; joined again in the end
     if not any(
         is_router(node) or is_contrib_moe(node) or (is_op(node, *SEEDED) and may_route(node))
         for node in model.graph.all_nodes()
@@ -178,11 +182,19 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
         clean_up(model)
     records.append(PassRecord("put back", put_back, time.perf_counter() - start))
     forget(model.graph)
+    is_other = fingerprint(model.graph) != before
 
+    start = time.perf_counter()
+    joined = 0
+    if target != "contrib":  # which has no such node
+        joined = join_shared_gates(model, every=SHARED_GATE_RULE.name in chosen, again=split_before)
+    records.append(PassRecord("join shared gates", joined, time.perf_counter() - start))
     start = time.perf_counter()
     added = attach_functions(model)
     records.append(PassRecord("attach functions", added, time.perf_counter() - start))
-    if not had_import and not any(is_router(node) or is_experts(node) for node in model.graph.all_nodes()):
+    if not had_import and not any(
+        is_router(node) or is_shared_gate_router(node) or is_experts(node) for node in model.graph.all_nodes()
+    ):
         imports.pop(DOMAIN, None)
 
     findings = [] if complaint is None else [Finding(REASONS["shape-inference-failed"], "", complaint)]
@@ -194,7 +206,8 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
         or split > 0
         or respelt > 0
         or added > 0
-        or fingerprint(model.graph) != before
+        or is_other
+        or joined != len(split_before)
     )
     return RewriteResult(modified, sites, tuple(records), tuple(findings), experts)
 

@@ -44,6 +44,7 @@ from ort_moe.rewrites.seeds import (
     SORT_RULES,
     SPARSE_MIXER_RULES,
 )
+from ort_moe.rewrites.shared_gate import RULE as SHARED_GATE_RULE
 from ort_moe.rewrites.tidy import tidy
 from ort_moe.rewrites.vicinity import vicinity
 
@@ -80,11 +81,14 @@ def _table() -> dict[str, RuleInfo]:
     table: dict[str, RuleInfo] = {}
     for rule in all_rules():
         table.setdefault(rule.title, rule.info())
-    return {**table, **EXPERTS_RULES, CONTRIB_RULE.name: CONTRIB_RULE}
+    return {**table, **EXPERTS_RULES, **{rule.name: rule for rule in (CONTRIB_RULE, SHARED_GATE_RULE)}}
 
 
 RULES: Mapping[str, RuleInfo] = _table()
 """Every rule by the name that `--rules` and `--skip` use."""
+
+OPT_IN = frozenset({SHARED_GATE_RULE.name})
+"""Rules that run only where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,10 @@ class PassRecord:
 
 
 def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[str]:
-    """The names of the rules to run: `rules` (None: all) without `skip`; the plain seed runs unless it is skipped.
+    """The names of the rules to run: `rules` without `skip`; the plain seed runs unless it is skipped.
+
+    None stands for all but those of OPT_IN, and so do names that all have a plus sign in front, to which these are
+    added.
 
     Raises:
         ValueError: A name is not in the table, and the message lists those that are; or a string stands for the names.
@@ -111,11 +118,14 @@ def choose(rules: Collection[str] | None, skip: Collection[str]) -> frozenset[st
     for given in (rules, skip):
         if isinstance(given, str):  # a collection of names, too: of one letter each
             raise ValueError(f"expected a collection of rule names, got the string '{given}'")
-    for name in (*(rules or ()), *skip):
+    added = {name.removeprefix("+") for name in rules or () if name.startswith("+")}
+    alone = [name for name in rules or () if not name.startswith("+")]
+    for name in (*alone, *added, *skip):
         if name not in RULES:
             raise ValueError(f"unknown rule '{name}', expected one of {', '.join(RULES)}")
-    wanted = set(RULES) if rules is None else {*rules, *(rule.title for rule in PLAIN_TOPK_RULES)}
-    return frozenset(wanted - set(skip))
+    seeds = {rule.title for rule in PLAIN_TOPK_RULES}
+    wanted = set(RULES) - OPT_IN if rules is None or (added and not alone) else {*alone, *seeds}
+    return frozenset((wanted | added) - set(skip))
 
 
 class Engine:

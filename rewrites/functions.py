@@ -1,4 +1,4 @@
-"""The portable bodies of our nodes, and that of a FusedRouter: a model-local function of standard operators.
+"""The portable bodies of our nodes, and those of routers: model-local functions of standard operators.
 
 There is one overload per configuration; `experts/body.py` has those of FusedExperts.
 
@@ -16,12 +16,14 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_experts
-from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION
+from ort_moe.node_kinds import is_experts, is_shared_gate_router
+from ort_moe.ops import DOMAIN, FUSED_ROUTER, SHARED_GATE_ROUTER, VERSION, Op
 from ort_moe.rewrites.experts import body
 from ort_moe.rewrites.router_node import Router, is_router
+from ort_moe.rewrites.values import dim
 from ort_moe.router_config import RouterConfig
 
 OLDEST_OPSET = 13
@@ -35,7 +37,7 @@ _OLDEST_IR_VERSION = 10
 
 
 def attach_functions(model: ir.Model) -> int:
-    """Give every FusedRouter and FusedExperts, those in bodies too, its function; the number of functions added.
+    """Give every router and FusedExperts, those in bodies too, its function; the number of functions added.
 
     But for those whose routing maps are read, which no function makes, and experts in float8 before operator set 19.
     """
@@ -48,6 +50,11 @@ def attach_functions(model: ir.Model) -> int:
             if router.has_maps:
                 continue
             node.overload, function = _overload(router, opset), partial(build_function, router, opset)
+        elif is_shared_gate_router(node):
+            router = shared_gate_router(node)
+            if router.has_maps or dim(node.inputs[2], 0) is None:
+                continue
+            node.overload, function = _overload(router, opset), partial(build_shared_gate_function, router, opset)
         elif is_experts(node) and body.has_portable_form(node, opset):
             node.overload, function = body.overload(node, opset), partial(body.build_function, node, opset)
         else:
@@ -80,11 +87,55 @@ def build_function(router: Router, opset: int) -> ir.Function:
         has_bias=router.selection_bias is not None,
         has_expert_scale=router.expert_scale is not None,
     )
-    weights, indices = written.write(*inputs)
-    weights.name, indices.name = (tensor.name for tensor in FUSED_ROUTER.outputs[:2])
-    graph = ir.Graph(inputs, [weights, indices], nodes=written.tape.nodes, opset_imports={"": opset})
+    return _function(FUSED_ROUTER, router, opset, inputs, written.write(*inputs), written.tape)
+
+
+def shared_gate_router(node: ir.Node) -> Router:
+    """The router in a SharedGateRouter; its attributes are those of the node."""
+    logits, _, _, *vectors = node.inputs
+    bias, scale = (*vectors, None, None)[:2]
+    if logits is None:
+        raise ValueError(f"SharedGateRouter '{node.name}': input 'logits' is required, got none")
+    return Router(node, logits, bias, scale, {name: attribute.value for name, attribute in node.attributes.items()})
+
+
+def build_shared_gate_function(router: Router, opset: int) -> ir.Function:
+    """The function for the configuration of a SharedGateRouter whose number of shared experts is known."""
+    op, node = SHARED_GATE_ROUTER, router.node
+    shared = dim(node.inputs[2], 0)
+    assert shared is not None
+    inputs = [ir.Value(name=tensor.name) for tensor, _ in zip(op.inputs, node.inputs, strict=False)]
+    logits, hidden, gate_weight, *vectors = inputs
+    written = _Body(
+        RouterConfig.from_attributes({n: v for n, v in router.attributes.items() if not n.startswith("shared_")}),
+        opset,
+        router.experts,
+        has_bias=router.selection_bias is not None,
+        has_expert_scale=router.expert_scale is not None,
+    )
+    first = int(router.attributes["shared_base"])
+    outputs = written.join_gates(
+        written.write(logits, *vectors),
+        (hidden, gate_weight),
+        np.arange(first, first + shared, dtype=np.int32),
+        float(router.attributes["shared_scale"]),
+    )
+    return _function(op, router, opset, inputs, outputs, written.tape)
+
+
+def _function(
+    op: Op,
+    router: Router,
+    opset: int,
+    inputs: list[ir.Value],
+    outputs: tuple[ir.Value, ir.Value],
+    tape: ir.tape.Tape,
+) -> ir.Function:
+    for value, tensor in zip(outputs, op.outputs, strict=False):
+        value.name = tensor.name
+    graph = ir.Graph(inputs, outputs, nodes=tape.nodes, opset_imports={"": opset})
     attributes = [ir.Attr(name, ir.AttributeType.UNDEFINED, None) for name in sorted(router.attributes)]
-    return ir.Function(DOMAIN, FUSED_ROUTER.name, _overload(router, opset), graph=graph, attributes=attributes)
+    return ir.Function(DOMAIN, op.name, _overload(router, opset), graph=graph, attributes=attributes)
 
 
 def _overload(router: Router, opset: int) -> str:
@@ -93,6 +144,7 @@ def _overload(router: Router, opset: int) -> str:
         "attributes": {name: str(value) for name, value in sorted(router.attributes.items())},
         "inputs": [value is not None for value in router.node.inputs],
         "experts": router.experts if router.has_groups else None,
+        **({"shared": dim(router.node.inputs[2], 0)} if is_shared_gate_router(router.node) else {}),
         "opset": opset,
         "version": VERSION,
     }
@@ -146,6 +198,22 @@ class _Body:
         else:
             v = self._op("GatherElements", x if over_chosen else score, ids, axis=-1)
         return self._finish(self._score(v) if over_chosen else v, ids, expert_scale)
+
+    def join_gates(
+        self,
+        routed: tuple[ir.Value, ir.Value],
+        rows: tuple[ir.Value, ir.Value],
+        ids: npt.NDArray[np.int32],
+        scale: float,
+    ) -> tuple[ir.Value, ir.Value]:
+        """The router's weights and indices, and behind them those of shared experts: sigmoid(hidden . gate) * scale."""
+        hidden, gate_weight = (self._op("Cast", value, to=ir.DataType.FLOAT) for value in rows)
+        gate = self.tape.op("Transpose", [gate_weight], {"perm": [1, 0]})
+        share = self._op("Mul", self._op("Sigmoid", self._op("MatMul", hidden, gate)), self._float(scale))
+        numbers = self.tape.op("Constant", [], {"value": ir.tensor(ids)})
+        spread = self._op("Expand", numbers, self._op("Shape", share))
+        weights, indices = routed
+        return self._op("Concat", weights, share, axis=-1), self._op("Concat", indices, spread, axis=-1)
 
     def _finish(self, v: ir.Value, ids: ir.Value, expert_scale: ir.Value | None) -> tuple[ir.Value, ir.Value]:
         """Normalise, scale, and the indices' type."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ort_moe.ops import AttributeValue
 from ort_moe.reference.shared_gate_router import shared_gate_router
-from tests.router_cases import DTYPES, RouterCase, random_logits, router_cases
+from tests.router_cases import DTYPES, TEXTURES, RouterCase, random_logits, router_cases
 
 HIDDEN_TEXTURES = ("normal", "wide", "zeros", "infinities", "nan")
 """Kinds of hidden rows, as those of logits."""
@@ -76,14 +76,20 @@ class SharedGateCase:
 
 
 @st.composite
-def shared_gate_cases(draw: st.DrawFn, *, max_experts: int = 1100) -> SharedGateCase:
+def shared_gate_cases(
+    draw: st.DrawFn,
+    *,
+    max_experts: int = 1100,
+    textures: tuple[str, ...] = TEXTURES,
+    hidden_textures: tuple[str, ...] = HIDDEN_TEXTURES,
+) -> SharedGateCase:
     """Calls over the op's whole range."""
-    router = draw(router_cases(max_experts=max_experts))
+    router = draw(router_cases(max_experts=max_experts, textures=textures))
     return SharedGateCase(
         router,
         hidden_size=draw(st.sampled_from((1, 7, 8, 64, 1000, 1024, 1032, 2049)) | st.integers(1, 3000)),
         shared=draw(st.sampled_from((1, 2, 3, 4, 5, 8))),
         scale=draw(st.sampled_from((1.0, 0.5, -2.0))),
         base=draw(st.sampled_from((None, None, 0, 7))),
-        texture=draw(st.sampled_from(HIDDEN_TEXTURES)),
+        texture=draw(st.sampled_from(hidden_textures)),
     )

@@ -50,5 +50,5 @@ def check_rules(given: tuple[str, ...] | None, option: str) -> None:
     from ort_moe.rewrites import RULES
 
     for name in given or ():
-        if name not in RULES:
+        if name.removeprefix("+" if option == "--rules" else "") not in RULES:
             raise typer.BadParameter(f"there is no rule '{name}'; the rules are {', '.join(RULES)}", param_hint=option)

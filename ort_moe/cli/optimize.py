@@ -42,7 +42,7 @@ def optimize(
     zero_points: Annotated[
         bool, typer.Option("--zero-points", help="int4, int8: with zero points, for lopsided weights.")
     ] = False,
-    rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone.")] = None,
+    rules: Annotated[str | None, typer.Option(metavar="A,B", help="Apply these rules alone; +A: A besides.")] = None,
     skip: Annotated[str | None, typer.Option(metavar="A,B", help="Do not apply these rules.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Tell of each site why it was or was not fused.")] = False,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_router
+from ort_moe.node_kinds import is_router, is_shared_gate_router
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import (
     RUNS_NOWHERE,
@@ -94,9 +94,15 @@ def find_sites(
         without: Nodes that are looked at elsewhere.
     """
     known = names_in(original)
+    elsewhere = {node.name for node in without}
+    if any(is_shared_gate_router(node) for node in optimized.graph.all_nodes()):
+        from ort_moe.rewrites.shared_gate import split_shared_gates
+
+        optimized = optimized.clone()  # shares the weights
+        split_shared_gates(optimized)  # whose routers return the same bits by themselves
     sites: list[RouterSite | SiteCheck] = []
     for node in optimized.graph.all_nodes():
-        if not is_router(node) or node in without:
+        if not is_router(node) or node.name in elsewhere:
             continue
         found = _site(node, known, optimized.graph)
         sites.append(SiteCheck(node.name or "", "skipped", detail=found) if isinstance(found, str) else found)

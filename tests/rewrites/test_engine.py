@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ort_moe.rewrites import RULES, rewrite
-from ort_moe.rewrites.engine import all_rules, choose
+from ort_moe.rewrites.engine import OPT_IN, all_rules, choose
 from ort_moe.rewrites.rule import RouterRule
 from tests.rewrites.blocks import block
 
@@ -48,6 +48,17 @@ def test_named_rules_bring_the_seed() -> None:
     assert choose(["softmax"], ()) == {"seed-topk", "softmax"}
     (site,) = rewrite(block(ROUTER), rules=["softmax"]).sites
     assert (site.status, site.absorbed) == ("partly", ("softmax",))
+
+
+def test_rules_that_are_to_be_asked_for() -> None:
+    default = set(RULES) - OPT_IN
+    assert choose(None, ()) == default
+    assert choose(["+shared-gate"], ()) == default | {"shared-gate"}
+    assert choose(["+shared-gate"], ["softmax"]) == (default | {"shared-gate"}) - {"softmax"}
+    assert choose(["softmax", "+shared-gate"], ()) == {"seed-topk", "softmax", "shared-gate"}
+    assert choose([], ()) == {"seed-topk"}
+    with pytest.raises(ValueError, match="unknown rule 'no-gate'"):
+        choose(["+no-gate"], ())
 
 
 def test_skipped_rules_do_not_run() -> None:

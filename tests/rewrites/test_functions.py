@@ -15,9 +15,11 @@ from ort_moe.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.rewrites.functions import attach_functions, build_function, drop_unread_functions
 from ort_moe.rewrites.router_node import Router
+from tests.op_models import op_model, run_session
 from tests.rewrites.blocks import cpu_session
 from tests.router_cases import RouterCase, router_cases
 from tests.router_models import case_model, run_router
+from tests.shared_gate_cases import SharedGateCase, shared_gate_cases
 
 RTOL = 2e-5
 
@@ -83,6 +85,20 @@ def test_a_function_names_the_ops_attributes_and_inputs() -> None:
     assert [value.name for value in function.inputs] == ["logits", "selection_bias", "expert_scale"]
     assert [value.name for value in function.outputs] == ["weights", "indices"]
     assert function.overload.startswith("softmax_top2_")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(shared_gate_cases(max_experts=40, textures=("normal", "ties", "zeros"), hidden_textures=("normal", "zeros")))
+def test_shared_gate_body_agrees_with_the_emulation(case: SharedGateCase) -> None:
+    assume(TOPK_TAKES_NO_ROWS or 0 not in case.router.shape)
+    weights, indices = case.emulate()
+    largest = np.abs(weights).max(initial=0.0)
+    assume(np.isfinite(weights).all() and largest < 1e3)
+    model = ir.from_proto(op_model("SharedGateRouter", case.feeds, case.attributes))
+    assert attach_functions(model) == 1
+    got = run_session(cpu_session(model, with_library=False), case.feeds)
+    np.testing.assert_array_equal(got["indices"], indices)
+    np.testing.assert_allclose(got["weights"], weights, rtol=0, atol=RTOL * max(largest, 1e-30))
 
 
 def test_group_mask_of_an_unknown_number_of_experts() -> None:

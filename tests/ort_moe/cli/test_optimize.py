@@ -196,6 +196,16 @@ def test_unknown_rule(ort_moe: Command, source: Path, option: str) -> None:
     assert all(name in outcome.err for name in RULES)
 
 
+def test_rules_besides_those_that_run(ort_moe: Command, tmp_path: Path) -> None:
+    gated = models.fixtures.get("qwen3_next_block_dynamo_fp32").path
+    outcome = ort_moe("optimize", gated, "-o", tmp_path / "out.onnx", "--rules", "+shared-gate")
+    assert outcome.code == ExitCode.DONE
+    assert "SharedGateRouter +1" in outcome.out
+    outcome = ort_moe("optimize", gated, "--dry-run", "--skip", "+shared-gate")
+    assert outcome.code == ExitCode.USAGE
+    assert "there is no rule '+shared-gate'" in outcome.err
+
+
 def test_skip(ort_moe: Command, source: Path) -> None:
     assert "nothing matched" in " ".join(ort_moe("optimize", source, "--dry-run", "--skip", "seed-topk").out.split())
 
