@@ -68,6 +68,12 @@ def test_many_tokens() -> None:
     check(GatherFinalizeCase((3000,), 22, 1024, 60, local=(10, 40), capacity=900, onnx_type="float16"))
 
 
+def test_every_run_has_the_same_bits() -> None:
+    case = GatherFinalizeCase((33,), 8, 1024, 16, 8, (4, 9), 20, "bfloat16", has_bias=True)
+    for _ in range(20):
+        check(case)
+
+
 def test_unaligned_rows() -> None:
     """Addresses that no 16-byte access may touch."""
     check(GatherFinalizeCase((3,), 4, 64, 6, 8, onnx_type="float16"), unaligned=True)

@@ -102,6 +102,12 @@ def test_many_rows(shared: int) -> None:
         check(make_case(experts, 1031, hidden, shared, onnx_type=onnx_type, scale=0.5), with_maps=shared == 2)
 
 
+def test_every_run_has_the_same_bits() -> None:
+    case = make_case(512, 65, 1032, 2, onnx_type="bfloat16")
+    for _ in range(20):
+        check(case, with_maps=True)
+
+
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_unaligned_rows(onnx_type: str) -> None:
     """Addresses that no 16-byte access may touch."""
