@@ -25,10 +25,13 @@ class Steps {
   template <typename Type>
   void Load(const void* row) {
     const auto* elements = static_cast<const typename Type::Storage*>(row);
-    for (int64_t e = 0; e < size_; ++e) {
-      const int64_t step = e / kLap * kTogether + e % kTogether, partial = e / kTogether % kPartials;
-      values_[step * kPartials + partial] = Type::Load(elements[e]);
+    const int64_t chunks = size_ / kTogether;
+    for (int64_t c = 0; c < chunks; ++c) {
+      float* first = Place(c);
+      for (int64_t i = 0; i < kTogether; ++i) first[i * kPartials] = Type::Load(elements[c * kTogether + i]);
     }
+    for (int64_t e = chunks * kTogether; e < size_; ++e)
+      Place(chunks)[e % kTogether * kPartials] = Type::Load(elements[e]);
   }
 
   float Dot(const Steps& other) const {
@@ -44,6 +47,9 @@ class Steps {
   }
 
  private:
+  // Of the first of the neighbouring elements of a partial sum; the others follow at the next steps.
+  float* Place(int64_t chunk) { return values_.data() + chunk / kPartials * kLap + chunk % kPartials; }
+
   int64_t size_;
   std::vector<float> values_;
 };
