@@ -36,6 +36,7 @@ namespace {
 
 constexpr int64_t kMaxGrid = 1 << 20;      // blocks walk over the rows beyond it
 constexpr int64_t kManyRows = 512;         // with fewer, a warp to a block spreads them over all multiprocessors
+constexpr int64_t kSpreadRows = 2048;      // up to which 8 lanes for 64 experts, whose lists end sooner, beat 4
 constexpr size_t kMaxMapBytes = 32 << 10;  // of the list that maps are built from; leaves room for the rows' own
 
 dim3 Grid(int64_t rows, int64_t rows_per_block) {
@@ -96,7 +97,7 @@ cudaError_t LaunchSoftmaxOfChosen(const RouterParams& p, cudaStream_t stream) {
   constexpr RouterKind kKind = RouterKind::kSoftmaxOfChosen;
   if constexpr (sizeof(Bits<T>) == sizeof(uint16_t)) {
     if (!p.has_maps && p.experts > kChunk) {
-      if (PackedRow<T, 4>::Fits(p)) return LaunchPacked<T, 4>(p, stream);
+      if (p.rows > kSpreadRows && PackedRow<T, 4>::Fits(p)) return LaunchPacked<T, 4>(p, stream);
       if (PackedRow<T, 8>::Fits(p)) return LaunchPacked<T, 8>(p, stream);
       if (PackedRow<T, 16>::Fits(p)) return LaunchPacked<T, 16>(p, stream);
       if (PackedRow<T, kWarp>::Fits(p)) return LaunchPacked<T, kWarp>(p, stream);

@@ -127,6 +127,8 @@ def test_packed_keys(onnx_type: str, texture: str) -> None:
             if k <= experts:
                 case = packed_case(experts, (1, 5, 67)[n % 3], k, onnx_type=onnx_type, texture=texture, seed=n)
                 check_launcher(case)
+    for experts in (16, 40, 64):  # many rows of few experts take fewer lanes each
+        check_launcher(packed_case(experts, 2051, 6, onnx_type=onnx_type, texture=texture))
 
 
 @pytest.mark.parametrize("texture", TEXTURES)
@@ -195,9 +197,9 @@ def test_few_of_each_path() -> None:
     given = {"k": 2, "score": "sparse_mixer", "mixer_threshold": 0.1}
     for experts in (16, 1500):
         check_launcher(make_case(experts, 3, given))
-    for experts, k in ((40, 3), (128, 8), (256, 8), (512, 10)):
+    for experts, rows, k in ((40, 35, 3), (40, 2051, 3), (128, 35, 8), (256, 35, 8), (512, 35, 10)):
         for texture in ("ties", "nan", "constant"):
-            check_launcher(packed_case(experts, 35, k, onnx_type="bfloat16", texture=texture))
+            check_launcher(packed_case(experts, rows, k, onnx_type="bfloat16", texture=texture))
 
 
 def test_unaligned_rows() -> None:
