@@ -11,6 +11,14 @@ bool Read(const char* variable) {
   return value == nullptr || std::strcmp(value, "0") != 0;
 }
 
+int ReadNumber(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  if (value == nullptr || *value == '\0') return otherwise;
+  char* end = nullptr;
+  const long number = std::strtol(value, &end, 10);
+  return *end == '\0' && number >= 0 && number <= 1 << 20 ? static_cast<int>(number) : otherwise;
+}
+
 }  // namespace
 
 bool IsSwitchedOn(Switch which) {
@@ -32,6 +40,11 @@ bool IsSwitchedOn(Switch which) {
       return avx512;
   }
   return true;
+}
+
+int ListedChoices() {
+  static const int choices = ReadNumber("ORT_MOE_LISTED_CHOICES", 128);
+  return choices;
 }
 
 }  // namespace ort_moe

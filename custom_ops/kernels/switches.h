@@ -14,4 +14,8 @@ enum class Switch : int {
 
 bool IsSwitchedOn(Switch which);
 
+// ORT_MOE_LISTED_CHOICES: up to how many choices of a row the training routers search in a list of candidates; beyond,
+// among all experts. 128, which is the most, unless it is a number; 0 is never.
+int ListedChoices();
+
 }  // namespace ort_moe

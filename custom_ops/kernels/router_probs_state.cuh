@@ -1,0 +1,179 @@
+// RouterProbs, a warp to a row: what a row's steps share (router_probs_row.cuh): the warp's shared memory, how logits
+// come into it, and how the output leaves it.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/router_probs_params.cuh"
+#include "kernels/router_probs_select.cuh"
+#include "kernels/training_rows.cuh"
+
+namespace ort_moe {
+
+constexpr int kMaxListed = 4 * kWarp;
+
+// Shared memory of one warp. Logits, probs, map, choice and, of half-precision logits where scores rank, keys follow.
+struct ProbsShared {
+  uint64_t arrived[2];  // barriers of the rows of logits
+  uint32_t bests[kWarp];
+  float values[kMaxListed];
+  uint32_t keys[kMaxListed];
+  uint16_t experts[kMaxListed];
+};
+static_assert(sizeof(ProbsShared) % 16 == 0);
+
+template <typename T, ProbsKind kKind, bool kAllScores>
+class ProbsState {
+ public:
+  static constexpr bool kRanksLogits = kKind != ProbsKind::kSigmoid;
+  static constexpr bool kFloat = std::is_same_v<T, float>;
+  static constexpr bool kEstimates = !kRanksLogits && !kAllScores;
+  using Key = std::conditional_t<kRanksLogits, T, float>;
+  // Half-precision logits and their expert share a word, so that no two keys of the list are equal.
+  static constexpr bool kUnique = kRanksLogits && !kFloat;
+
+  static __host__ uint32_t Bytes(const ProbsParams& p) {
+    return sizeof(ProbsShared) + (p.stages + 1) * p.shared_row_bytes + WholeVectors(p.map_bytes) +
+           RowChoice<Key>::Words(p.experts) * sizeof(uint32_t) + (kRanksLogits || kFloat ? 0 : 2 * p.shared_row_bytes);
+  }
+
+  __device__ ProbsState(const ProbsParams& p, unsigned char* shared)
+      : p_(p),
+        lane_(threadIdx.x % kWarp),
+        s_(*reinterpret_cast<ProbsShared*>(shared)),
+        logits_(shared + sizeof(ProbsShared)),
+        probs_(logits_ + p.stages * p.shared_row_bytes),
+        map_(probs_ + p.shared_row_bytes),
+        choice_(p.experts, reinterpret_cast<uint32_t*>(map_ + WholeVectors(p.map_bytes))) {
+    ZeroShared(probs_, p.shared_row_bytes + WholeVectors(p.map_bytes));
+    if (p.bulk && lane_ == 0) {
+      InitRowBarrier(&s_.arrived[0]);
+      InitRowBarrier(&s_.arrived[1]);
+    }
+    ShowToBulkCopies();
+    __syncwarp();
+  }
+
+  // Starts on the logits of the warp's first rows, `step` apart.
+  __device__ __forceinline__ void Begin(int64_t row, int64_t step) {
+    row_ = row;
+    step_ = step;
+    if (!p_.bulk || lane_ != 0) return;
+    for (int n = 0; n < p_.stages && row + n * step < p_.rows; ++n) {
+      Load(row + n * step, n);
+    }
+  }
+
+  __device__ __forceinline__ int64_t row() const { return row_; }
+
+  // Before the warp's shared memory goes.
+  __device__ __forceinline__ void Finish() {
+    if (p_.bulk && lane_ == 0) WaitForBulkReads();
+  }
+
+ protected:
+  __device__ const unsigned char* Source(int64_t row) const {
+    return static_cast<const unsigned char*>(p_.logits) + row * p_.row_bytes;
+  }
+
+  // Once nobody needs the row of logits any more.
+  __device__ __forceinline__ void LoadNext() {
+    if (!p_.bulk) return;
+    __syncwarp();
+    const int64_t row = row_ + p_.stages * step_;
+    if (lane_ == 0 && row < p_.rows) Load(row, load_);
+  }
+
+  // By one lane.
+  __device__ __forceinline__ void Load(int64_t row, int stage) {
+    if constexpr (kFloat && (!kRanksLogits || kAllScores)) ShowToBulkCopies();  // keys or terms were written there
+    ExpectBytes(&s_.arrived[stage], p_.row_bytes);
+    BulkLoadRow(logits_ + stage * p_.shared_row_bytes, Source(row), p_.row_bytes, &s_.arrived[stage]);
+  }
+
+  // f(chunk) for this lane's chunks in ascending order.
+  template <typename F>
+  __device__ __forceinline__ void ForEachChunk(F f) const {
+#pragma unroll 1
+    for (int32_t chunk = lane_; chunk < choice_.chunks(); chunk += kWarp) f(chunk);
+  }
+
+  // --- The output ---
+
+  // Until the last row has left shared memory.
+  __device__ __forceinline__ void WaitForStores() {
+    if (p_.bulk && lane_ == 0) WaitForBulkReads();
+    __syncwarp();
+  }
+
+  // What the last row has written becomes zero again.
+  __device__ __forceinline__ void ClearOutput() {
+    if (written_bits_ != 0u) {
+#pragma unroll
+      for (int s = 0; s < kMaxListed / kWarp; ++s) {
+        if (written_bits_ >> s & 1u) {
+          if constexpr (!kAllScores) reinterpret_cast<Bits<T>*>(probs_)[written_[s]] = 0;
+          Unmark(written_[s]);
+        }
+      }
+      written_bits_ = 0u;
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void Mark(int32_t expert) {
+    if (p_.map_format == MapFormat::kByte) {
+      map_[expert] = 1;
+    } else {
+      atomicOr(reinterpret_cast<uint32_t*>(map_) + expert / 32, 1u << (expert % 32));
+    }
+  }
+
+  __device__ __forceinline__ void Unmark(int32_t expert) {
+    if (p_.map_format == MapFormat::kByte) {
+      map_[expert] = 0;
+    } else {
+      atomicAnd(reinterpret_cast<uint32_t*>(map_) + expert / 32, 0u);
+    }
+  }
+
+  __device__ __forceinline__ void Store() {
+    unsigned char* probs = static_cast<unsigned char*>(p_.probs) + row_ * p_.row_bytes;
+    uint8_t* map = p_.map + row_ * p_.map_bytes;
+    if (p_.bulk) {
+      ShowToBulkCopies();
+      __syncwarp();
+      if (lane_ == 0) {
+        BulkStoreRow(probs, probs_, p_.row_bytes);
+        BulkStoreRow(map, map_, p_.map_bytes);
+        CommitBulkStores();
+      }
+    } else {
+      __syncwarp();
+      CopyRow<2>(probs, probs_, p_.row_bytes);
+      CopyRow<1>(map, map_, p_.map_bytes);
+      __syncwarp();
+    }
+  }
+
+  const ProbsParams& p_;
+  const int lane_;
+  ProbsShared& s_;
+  unsigned char* const logits_;
+  unsigned char* const probs_;
+  uint8_t* const map_;
+  RowChoice<Key> choice_;
+  int64_t row_ = 0;
+  int64_t step_ = 0;
+  int load_ = 0;                              // stage of the row
+  uint32_t parity_ = 0u;                      // of its barrier
+  unsigned char* x_ = nullptr;                // the row's logits
+  unsigned char* keys_ = nullptr;             // and what ranks it
+  float best_ = 0.0f;                         // its best key
+  bool has_nan_ = false;                      // among its logits
+  bool has_keys_ = true;                      // all experts' keys have been computed
+  int32_t written_[kMaxListed / kWarp] = {};  // what this lane has marked in the output
+  uint32_t written_bits_ = 0u;
+};
+
+}  // namespace ort_moe
