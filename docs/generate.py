@@ -113,6 +113,16 @@ _PERMUTE_HEADER = """\
 as above. Nearly all bytes are writes, of which this GPU takes 3.3 TB/s in a plain fill.
 """
 
+_TRAINING_HEADER = """\
+## RouterProbs, RouterScores and AuxLoss
+
+`python -m benchmarks.training_router`; E/K, the type of logits, probs and gradients, and the score; maps have a byte an
+expert. "Shape" is a kernel that reads and writes the same arrays and computes nothing of use, timed beside ours. The
+gradient of RouterProbs reads of logits and gradients only what the map marks, unless the softmax is over all experts;
+its shape reads all. The peer is TransformerEngine, recorded and not run as above. The last rows are logits that are
+ascending, all equal, multiples of a half, and NaN in every other row, and routers of few experts.
+"""
+
 _EXPERTS_HEADER = """\
 ## The decode chain
 
@@ -336,6 +346,7 @@ def performance() -> str:
         "copy_us",
         "peer_us",
     )
+    training = ("call", "tokens", "ours", "shape", "peer", "% of copy")
     layers = ("layer", "tokens", "FC1", "FC2", "layer", "in ORT", "contrib", "in ORT / contrib", "% of copy")
     layer_times = ("fc1_us", "fc2_us", "layer_us", "layer_ort_us", "contrib_us", "ratio_to_contrib")
     cycles = ("layer", "tokens", "layers", "ours", "contrib", "ours / contrib")
@@ -354,6 +365,8 @@ def performance() -> str:
         _recorded("gather_finalize", gather, partial(_timed_cells, ("ours_us", "pair_us", "copy_us"))),
         _PERMUTE_HEADER,
         _recorded("permute", permute, partial(_beside_peer, ("ours_us", "peer_us"))),
+        _TRAINING_HEADER,
+        _recorded("training_router", training, partial(_timed_cells, ("ours_us", "shape_us", "peer_us"))),
         _EXPERTS_HEADER,
         _STACK_HEADER,
         _recorded("experts", layers, partial(_layer_cells, layer_times)),
