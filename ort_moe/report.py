@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ort_moe.rewrites.conversion import Conversion
     from ort_moe.verification import Verification
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the JSON document; any change of its form raises it."""
 
 USUAL_TARGET = "cuda"

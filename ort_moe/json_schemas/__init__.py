@@ -269,6 +269,7 @@ _VERIFICATION_KEYS = {
             {
                 "batch": _count("Sequences."),
                 "tokens": _count("Tokens of each."),
+                "past": _count("Tokens of each that went before, whose keys and values are inputs."),
                 "status": _STATUS,
                 "difference": _DIFFERENCE,
                 "redraws": _count("Inputs drawn again because of a near tie."),

@@ -24,7 +24,7 @@ from ort_moe.verification.packed_reference import END_TO_END, distance, from_ori
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
-from ort_moe.verification.sample_inputs import SHAPES, Feeds, Shape, draw, has_dynamic_tokens
+from ort_moe.verification.sample_inputs import Feeds, Shape, draw, has_dynamic_tokens, usual_shapes
 from ort_moe.verification.site import SiteCheck, has_body
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
@@ -40,7 +40,7 @@ def verify(
     optimized: str | os.PathLike[str],
     *,
     providers: Sequence[Provider] = ON_CPU,
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[Shape] | None = None,
     seed: int = 0,
 ) -> Verification:
     """Compares two models on random inputs.
@@ -49,7 +49,8 @@ def verify(
         reference: The original.
         optimized: The model that shall compute the same.
         providers: Execution providers of the runs end to end, with TF32 off; the nodes by themselves run on the CPU.
-        shapes: Sizes of the dynamic dimensions; one is enough for a model without.
+        shapes: Sizes of the dynamic dimensions, of which a model without takes the first; None: one token, a few in
+            two sequences, and a prompt; where the inputs hold a past, with one, too.
         seed: Of the random inputs.
 
     Raises:
@@ -60,6 +61,8 @@ def verify(
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
         _check_signatures(original.model, candidate.model)
         comparison = _Comparison(original, candidate, seed)
+        if shapes is None:
+            shapes = usual_shapes(original.model)
         if not has_dynamic_tokens(original.model):
             shapes = shapes[:1]
         copied = copied_per_token(original.model)
@@ -190,7 +193,8 @@ class _Comparison:
     def _draw(self, shape: Shape, attempt: int) -> Feeds:
         import numpy as np
 
-        rng = np.random.default_rng([self.seed, attempt, shape.batch, shape.tokens])
+        past = [shape.past] if shape.past else []
+        rng = np.random.default_rng([self.seed, attempt, shape.batch, shape.tokens, *past])
         return draw(self.original.model, shape, rng)
 
     def _end_to_end(

@@ -13,7 +13,7 @@ from ort_moe.verification.site import SiteCheck, Status
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON document; any change of its form raises it."""
 
 
@@ -112,6 +112,7 @@ class Verification(Printable):
                 {
                     "batch": s.shape.batch,
                     "tokens": s.shape.tokens,
+                    "past": s.shape.past,
                     "status": s.status,
                     "difference": _finite(s.difference),
                     "redraws": s.redraws,

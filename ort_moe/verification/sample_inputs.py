@@ -17,6 +17,8 @@ Feeds = dict[str, Any]
 """NumPy array by input name."""
 
 _PASSES_IDS_ON = {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Where", "Clip"}
+_PAST_OF = {"GroupQueryAttention": (3, "kv_num_heads"), "MultiHeadAttention": (6, "num_heads")}
+"""Of contrib nodes, the input that is the past's keys, before its values, and the attribute that counts its heads."""
 _SMALL = 2
 """Exclusive bound of integers about whose meaning nothing is known."""
 
@@ -28,24 +30,29 @@ class Shape:
     Attributes:
         batch: Sequences.
         tokens: Tokens of each.
+        past: Tokens of each that went before, whose keys and values are inputs.
     """
 
     batch: int
     tokens: int
+    past: int = 0
 
     def __str__(self) -> str:
-        return f"{self.batch} x {counted(self.tokens, 'token')}"
+        return f"{self.batch} x {counted(self.tokens, 'token')}{f' after {self.past}' if self.past else ''}"
 
 
 SHAPES = (Shape(1, 1), Shape(2, 3), Shape(1, 64))
 """One token, a few in two sequences, and a prompt."""
 
+_DECODE_STEP = Shape(1, 1, past=8)
+"""One token behind others: for models whose inputs hold a past."""
+
 
 def draw(model: ir.Model, shape: Shape, rng: np.random.Generator) -> Feeds:
     """Random inputs by name.
 
-    Floating-point inputs are standard normal (masks: 0), masks of integers and booleans are 1, positions ascend from 0,
-    and integers that a Gather looks up stay below the size of what they look up. Dimensions named after a past are 0.
+    Floating-point inputs are standard normal (masks: 0), masks of integers and booleans are 1, positions ascend,
+    and integers that a Gather looks up stay below the size of what they look up. Positions and totals count the past.
 
     Raises:
         ModelError: An input is no tensor, or its type is unknown.
@@ -58,6 +65,19 @@ def has_dynamic_tokens(model: ir.Model) -> bool:
     """Whether a shape's numbers make a difference."""
     one, many = (_dimension_sizes(model, Shape(n, n)) for n in (1, 2))
     return one != many
+
+
+def usual_shapes(model: ir.Model) -> tuple[Shape, ...]:
+    """What a model is verified at: a few shapes, and where its inputs hold a past, a token behind others.
+
+    Where a cache slides, as many went before as its window holds, for in one that is not full nobody has written what
+    is behind the tokens; in one sequence, for attention takes no more than a token of each of several behind a past.
+    """
+    window = max((_window(node) for value in _inputs(model) for node, _ in value.uses()), default=0)
+    if window:
+        return tuple(Shape(1, shape.tokens, window) for shape in SHAPES)
+    without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
+    return SHAPES if without == with_past else (*SHAPES, _DECODE_STEP)
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
@@ -86,7 +106,48 @@ def _dimension_sizes(model: ir.Model, shape: Shape) -> Mapping[str, int]:
             outer = place == 0 and len(untold) > 1 and not has_batch
             sizes.setdefault(key, shape.batch if outer else shape.tokens)
         sizes.update({key: size for key, size in named.items() if size is not None})
+    return sizes | _cache_sizes(model)
+
+
+def _cache_sizes(model: ir.Model) -> dict[str, int]:
+    """What the names of a cache's dimensions do not tell, by the attention that reads it.
+
+    The last, which onnxruntime-genai's builder names kv_cache_dim, is the length of a head, and in 4 bits half of it.
+    And where a cache slides, its tokens are as many as the window holds, however few went before.
+    """
+    sizes: dict[str, int] = {}
+    for value in _inputs(model):
+        for node, position in value.uses():
+            first, attribute = _PAST_OF.get(node.op_type, (position + 1, ""))
+            if value.shape is None or value.shape.rank() != 4 or position not in (first, first + 1):
+                continue
+            tokens, head = (_dimension_key(value, axis) for axis in (2, 3))
+            query, key = (_last_length(node.inputs[i]) for i in (0, 1))
+            heads, of_past = (_number(node, name) for name in ("num_heads", attribute))
+            if key and of_past:
+                sizes[head] = key // of_past
+            elif query and heads:  # queries, keys and values in one
+                sizes[head] = query // (heads + 2 * of_past)
+            if head in sizes and _number(node, "kv_cache_bit_width") == 4:
+                sizes[head] = -(-sizes[head] // 2)
+            if _window(node):
+                sizes[tokens] = _window(node)
     return sizes
+
+
+def _window(node: ir.Node) -> int:
+    """Tokens that the cache of an attention holds, where it slides; else 0."""
+    return _number(node, "local_window_size") if _number(node, "sliding_window_cache") else 0
+
+
+def _last_length(value: ir.Value | None) -> int:
+    """Length along the last axis; 0 where it is not known."""
+    size = value.shape[-1] if value is not None and value.shape is not None and value.shape.rank() else 0
+    return size if isinstance(size, int) else 0
+
+
+def _number(node: ir.Node, attribute: str) -> int:
+    return node.attributes[attribute].as_int() if attribute in node.attributes else 0
 
 
 def _is_batch(name: str) -> bool:
@@ -95,10 +156,10 @@ def _is_batch(name: str) -> bool:
 
 def _size_by_name(name: str, shape: Shape) -> int | None:
     lowered = name.lower()
-    if "+" in lowered or "total" in lowered:  # past + sequence; the past is empty
-        return shape.tokens
+    if "+" in lowered or "total" in lowered:  # past + sequence
+        return shape.past + shape.tokens
     if "past" in lowered or "cache" in lowered:
-        return 0
+        return shape.past
     if _is_batch(lowered):
         return shape.batch
     if "seq" in lowered or "token" in lowered or "length" in lowered:
@@ -121,9 +182,9 @@ def _draw_input(value: ir.Value, sizes: Mapping[str, int], shape: Shape, rng: np
         if "mask" in name:
             return np.ones(dims, dtype)
         if "position" in name and dims:
-            return np.broadcast_to(np.arange(dims[-1], dtype=dtype), dims).copy()
+            return np.broadcast_to(np.arange(shape.past, shape.past + dims[-1], dtype=dtype), dims).copy()
         if "length" in name and np.prod(dims, dtype=int) <= 1:
-            return np.full(dims, shape.tokens, dtype)
+            return np.full(dims, shape.past + shape.tokens, dtype)
         return rng.integers(0, _looked_up_size(value) or _SMALL, dims).astype(dtype)
     if value.dtype.is_floating_point():
         if "mask" in name:  # of floats: added to the scores of attention

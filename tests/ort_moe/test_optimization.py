@@ -251,7 +251,7 @@ def test_report_is_json_of_the_documented_keys(source: Path) -> None:
         *("schema", "source", "output", "target", "matched", "already_fused", "operators", "passes", "sites"),
         *("experts", "conversions", "findings", "verification", "warnings"),
     }
-    assert document["schema"] == 4
+    assert document["schema"] == 5
     assert document["operators"]["TopK"] == {"before": 1, "after": 0}
     assert document["operators"]["ort_moe::FusedRouter"] == {"before": 0, "after": 1}
     assert document["sites"][0]["status"] == "whole"

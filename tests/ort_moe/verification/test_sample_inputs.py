@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_moe.errors import ModelError
-from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens
+from ort_moe.verification.sample_inputs import SHAPES, Shape, draw, has_dynamic_tokens, usual_shapes
 
 I64, F16, F32, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BOOL
 
@@ -24,8 +24,25 @@ def _model(*inputs: tuple[str, int, list[int | str | None]], nodes: list[object]
     return ir.from_proto(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]))
 
 
-def _draw(model: ir.Model, batch: int = 2, tokens: int = 5) -> dict[str, np.ndarray]:
-    return draw(model, Shape(batch, tokens), np.random.default_rng(0))
+def _draw(model: ir.Model, batch: int = 2, tokens: int = 5, past: int = 0) -> dict[str, np.ndarray]:
+    return draw(model, Shape(batch, tokens, past), np.random.default_rng(0))
+
+
+def _attention(op_type: str = "GroupQueryAttention", packed: bool = False, **attributes: int) -> ir.Model:
+    """Attention over a past, in the manner of onnxruntime-genai's builder: 4 heads of 16, and 2 of the past."""
+    of_past = attributes.get("kv_num_heads", 4)
+    state = ["batch_size", of_past, "past_sequence_length", "kv_cache_dim"]
+    query = (4 + 2 * of_past) * 16 if packed else 64
+    states = [("past.key", F32, state), ("past.value", F32, state)]
+    first = 3 if op_type == "GroupQueryAttention" else 6
+    reads = ["q", "", "", *[""] * (first - 3), "past.key", "past.value"]
+    others = [("attention_mask", I64, ["batch_size", "total_sequence_length"])]
+    others += [("position_ids", I64, ["batch_size", "sequence_length"]), ("sequence_length", I64, [])]
+    if not packed:
+        others += [("k", F32, ["batch_size", "sequence_length", of_past * 16])]
+        reads[1:3] = ["k", "k"]
+    node = helper.make_node(op_type, reads, ["y"], domain="com.microsoft", num_heads=4, **attributes)
+    return _model(("q", F32, ["batch_size", "sequence_length", query]), *states, *others, nodes=[node])
 
 
 def test_language_model() -> None:
@@ -51,6 +68,34 @@ def test_language_model() -> None:
     assert drawn["position_ids"][1].tolist() == [0, 1, 2, 3, 4]
     assert drawn["past_key_values.0.key"].dtype == np.float16
     assert not drawn["float_mask"].any()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "packed", "attributes", "head"),
+    [
+        ("GroupQueryAttention", False, {"kv_num_heads": 2}, 16),
+        ("GroupQueryAttention", True, {"kv_num_heads": 2}, 16),
+        ("GroupQueryAttention", True, {"kv_num_heads": 2, "kv_cache_bit_width": 4}, 8),
+        ("MultiHeadAttention", False, {}, 16),
+    ],
+)
+def test_past(op_type: str, packed: bool, attributes: dict[str, int], head: int) -> None:
+    drawn = _draw(_attention(op_type, packed, **attributes), 2, 3, 7)
+    assert drawn["past.key"].shape == (2, attributes.get("kv_num_heads", 4), 7, head)
+    assert drawn["attention_mask"].shape == (2, 10)
+    assert drawn["position_ids"][1].tolist() == [7, 8, 9]
+    assert drawn["sequence_length"] == 10
+
+
+def test_past_in_a_window() -> None:
+    model = _attention(packed=True, kv_num_heads=2, local_window_size=12, sliding_window_cache=1)
+    assert _draw(model, 1, 3, 20)["past.key"].shape == (1, 2, 12, 16)
+    assert usual_shapes(model) == (Shape(1, 1, 12), Shape(1, 3, 12), Shape(1, 64, 12))
+
+
+def test_usual_shapes() -> None:
+    assert usual_shapes(_model(("x", F32, ["tokens", 16]))) == SHAPES
+    assert usual_shapes(_attention(kv_num_heads=2, local_window_size=12)) == (*SHAPES, Shape(1, 1, 8))
 
 
 def test_ids_stay_within_what_they_look_up() -> None:
