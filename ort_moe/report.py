@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,12 +103,17 @@ class Report(Printable):
         }
 
     @property
-    def in_full(self) -> Printable:
+    def in_full(self) -> FullReport:
         """The report with every site explained, and every operator, pass and check."""
-        return _FullReport(self)
+        return FullReport(self)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
+
+        return Group(*self.parts(), *closing(self.warnings, self.output))
+
+    def parts(self) -> list[RenderableType]:
+        """All but warnings, and where the result went."""
         from rich.text import Text
 
         parts: list[RenderableType] = [self.headline(), *self._site_groups()]
@@ -119,20 +124,13 @@ class Report(Printable):
             parts.append(Text(self.verification.summary))
         for finding in self.findings:
             parts += finding_parts(finding)
-        return Group(*parts, *self.closing())
+        return parts
 
     def headline(self) -> RenderableType:
         """The outcome in a line."""
         from rich.text import Text
 
         return Text(self._headline(), style="bold")
-
-    def closing(self) -> list[RenderableType]:
-        """Warnings, and where the result went."""
-        from rich.text import Text
-
-        warnings = [Text(f"warning: {warning}", style="yellow") for warning in self.warnings]
-        return [*warnings, Text(f"written: {self.output}" if self.output is not None else "nothing written")]
 
     def _headline(self) -> str:
         if self.matched:
@@ -195,7 +193,7 @@ class Report(Printable):
 
 
 @dataclass(frozen=True)
-class _FullReport(Printable):
+class FullReport(Printable):
     """A report with all that it holds."""
 
     report: Report
@@ -203,6 +201,10 @@ class _FullReport(Printable):
     def __rich__(self) -> RenderableType:
         from rich.console import Group
 
+        return Group(*self.parts(), *closing(self.report.warnings, self.report.output))
+
+    def parts(self) -> list[RenderableType]:
+        """All but warnings, and where the result went."""
         report = self.report
         parts: list[RenderableType] = [report.headline(), report.explanation]
         if report.matched:
@@ -211,7 +213,7 @@ class _FullReport(Printable):
             parts += [*conversion_lines(report.conversions), conversions_table(report.conversions)]
         if report.verification is not None:
             parts.append(report.verification)
-        return Group(*parts, *report.closing())
+        return parts
 
     def _operators_table(self) -> RenderableType:
         listing = table("operator", "before", "after", numbers=("before", "after"))
@@ -233,6 +235,14 @@ class _FullReport(Printable):
         listing.add_section()
         listing.add_row("all, idle ones too", "", f"{sum(record.seconds for record in self.report.passes) * 1e3:.1f}")
         return listing
+
+
+def closing(warnings: Sequence[str], output: str | None) -> list[RenderableType]:
+    """Warnings, and where the result went."""
+    from rich.text import Text
+
+    lines: list[RenderableType] = [Text(f"warning: {warning}", style="yellow") for warning in warnings]
+    return [*lines, Text(f"written: {output}" if output is not None else "nothing written")]
 
 
 def count_operators(model: ir.Model) -> Counter[str]:

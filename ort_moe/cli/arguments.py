@@ -26,13 +26,11 @@ class Target(StrEnum):
         return names[self.value]
 
 
-TargetOption = Annotated[
-    Target,
-    typer.Option(
-        help="Where the model shall run: what ONNX Runtime itself computes faster there stays. Or contrib: ONNX "
-        "Runtime's own MoE and QMoE in place of our nodes."
-    ),
-]
+TARGET_HELP = (
+    "Where the model shall run: what ONNX Runtime itself computes faster there stays. Or contrib: ONNX Runtime's own "
+    "MoE and QMoE in place of our nodes."
+)
+TargetOption = Annotated[Target, typer.Option(help=TARGET_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import ModelPath, Target, TargetOption, check_rules, names
+from ort_moe.cli.arguments import TARGET_HELP, Target, check_rules, names
 from ort_moe.cli.console import progress, show
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
@@ -27,11 +28,22 @@ class Weights(StrEnum):
 
 
 def optimize(
-    model: ModelPath,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX model, or a model folder of onnxruntime-genai.", show_default=False
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the result goes.", show_default=False)
     ] = None,
-    target: TargetOption = Target.cuda,
+    target: Annotated[
+        Target | None,
+        typer.Option(
+            help=f"{TARGET_HELP} Not given: cuda; of a folder, where its genai_config.json has it run.",
+            show_default=False,
+        ),
+    ] = None,
     weights: Annotated[
         Weights, typer.Option(help="Keep the experts' weights, or pack them; all else keeps its precision.")
     ] = Weights.keep,
@@ -56,7 +68,9 @@ def optimize(
     external_data: Annotated[
         str, typer.Option(metavar="keep|NAME", help="Keep the weights' files, or gather all weights in one.")
     ] = "keep",
-    force: Annotated[bool, typer.Option("--force", help="Allow the output to be the input.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow the output to be the input, or a folder to be replaced.")
+    ] = False,
 ) -> None:
     """Fuse routers and their experts, and prove the answer the same."""
     if output is None and not dry_run:
@@ -82,7 +96,7 @@ def optimize(
             result = run(
                 model,
                 None if dry_run else output,
-                target=target.name_of_api,
+                target=target.name_of_api if target is not None else None,
                 rules=only,
                 skip=without,
                 verify=verify,
@@ -120,6 +134,10 @@ def _check_report(path: Path, model: Path, output: Path | None, external_data: s
 
     if same_file(path, model):
         raise OutputError(f"cannot write the report {path}: it is the input")
+    if model.is_dir():
+        for folder in (model, output):
+            if folder is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+                raise OutputError(f"cannot write the report {path}: it lies in the folder {folder}")
     try:
         check_target(path, source=model)
     except OutputError as error:

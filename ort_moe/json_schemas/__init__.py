@@ -11,6 +11,7 @@ from typing import Any
 
 from ort_moe.doctor import SCHEMA as DOCTOR
 from ort_moe.explanation import SCHEMA as EXPLAIN
+from ort_moe.folder_report import SCHEMA as FOLDER
 from ort_moe.inspection import SCHEMA as INSPECT
 from ort_moe.ops import FUSED_EXPERTS, FUSED_ROUTER, Attribute
 from ort_moe.report import SCHEMA as REPORT
@@ -290,6 +291,40 @@ def _document(name: str, version: int, about: str, keys: Mapping[str, Schema], *
     return {**head, "title": f"ort-moe {name}", **made, **({"$defs": defs} if defs else {})}
 
 
+_REPORT_KEYS = {
+    "source": _text("Path of the input."),
+    "output": _or_null(_text("Path of the output."), "nothing was written"),
+    "target": _one_of("Where the model shall run, or whose nodes it has.", "cuda", "cpu", "contrib"),
+    "matched": _flag("Whether anything was fused that was not before."),
+    "already_fused": _count("FusedRouter nodes that the input held already."),
+    "operators": _map("Every operator of either model.", _BEFORE_AFTER),
+    "passes": _list(
+        "In their order.",
+        _object(
+            "A pass.",
+            {
+                "name": _text("Its name."),
+                "applied": _count("How often it changed something."),
+                "seconds": _number("Wall time."),
+            },
+        ),
+    ),
+    "sites": _SITES,
+    "experts": _ALL_EXPERTS,
+    "conversions": _list("Of weights that were to be packed.", _ref("conversion", "Those of a layer.")),
+    "findings": _FINDINGS,
+    "verification": _or_null(_ref("verification", "The proof"), "not verified"),
+    "warnings": _list("What the user should know.", _text("A sentence.")),
+}
+
+_REPORT_PARTS = {
+    "site": _SITE,
+    "experts": _EXPERTS,
+    "conversion": _CONVERSION,
+    "finding": _FINDING,
+    "verification": _object("A verification.", {"schema": _version(VERIFY), **_VERIFICATION_KEYS}),
+}
+
 _INSPECTION = _object("One model.", {"schema": _version(INSPECT), **_INSPECTION_KEYS})
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -322,36 +357,27 @@ SCHEMAS: Mapping[str, Schema] = {
         "report",
         REPORT,
         "What `ort-moe optimize MODEL --report FILE.json` writes.",
+        _REPORT_KEYS,
+        **_REPORT_PARTS,
+    ),
+    "folder": _document(
+        "folder",
+        FOLDER,
+        "What `ort-moe optimize FOLDER --report FILE.json` writes, of a model folder of onnxruntime-genai.",
         {
             "source": _text("Path of the input."),
             "output": _or_null(_text("Path of the output."), "nothing was written"),
-            "target": _one_of("Where the model shall run, or whose nodes it has.", "cuda", "cpu", "contrib"),
-            "matched": _flag("Whether anything was fused that was not before."),
-            "already_fused": _count("FusedRouter nodes that the input held already."),
-            "operators": _map("Every operator of either model.", _BEFORE_AFTER),
-            "passes": _list(
-                "In their order.",
-                _object(
-                    "A pass.",
-                    {
-                        "name": _text("Its name."),
-                        "applied": _count("How often it changed something."),
-                        "seconds": _number("Wall time."),
-                    },
-                ),
+            "target": _one_of("Where the models shall run, or whose nodes they have.", "cuda", "cpu", "contrib"),
+            "matched": _flag("Whether anything was fused in any model that was not before."),
+            "models": _list("Each that genai_config.json names, in its order.", _ref("report", "Of one model.")),
+            "library": _or_null(
+                _text("Name of the copy of our library in the output."), "no model needs it, or nothing was written"
             ),
-            "sites": _SITES,
-            "experts": _ALL_EXPERTS,
-            "conversions": _list("Of weights that were to be packed.", _ref("conversion", "Those of a layer.")),
-            "findings": _FINDINGS,
-            "verification": _or_null(_ref("verification", "The proof"), "not verified"),
-            "warnings": _list("What the user should know.", _text("A sentence.")),
+            "carried": _count("Files that are in the output as they were."),
+            "warnings": _list("What the user should know of the folder.", _text("A sentence.")),
         },
-        site=_SITE,
-        experts=_EXPERTS,
-        conversion=_CONVERSION,
-        finding=_FINDING,
-        verification=_object("A verification.", {"schema": _version(VERIFY), **_VERIFICATION_KEYS}),
+        report=_object("A report.", {"schema": _version(REPORT), **_REPORT_KEYS}),
+        **_REPORT_PARTS,
     ),
     "verify": _document("verify", VERIFY, "What `ort-moe verify REF OPT --json` prints.", _VERIFICATION_KEYS),
     "doctor": _document(
