@@ -12,6 +12,7 @@ EXPORT_READY := .venv/.export-$(ORT)
 HEADERS := build/ort-headers
 OTHER_WHEEL := $(if $(filter gpu,$(ORT)),onnxruntime,onnxruntime-gpu)# the two share a folder
 FLOOR := 1.27.0# the oldest ONNX Runtime supported
+GENAI := 0.18.0# the onnxruntime-genai that tests build models with
 NATIVE := $(shell git ls-files custom_ops)
 NATIVE_CXX := $(filter %.cc %.cu %.cuh %.h,$(NATIVE))
 DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
@@ -58,10 +59,12 @@ floor: setup
 	test -d build/ort-$(FLOOR) || $(BIN)/python -m pip install --quiet --no-deps --target build/ort-$(FLOOR) onnxruntime==$(FLOOR)
 	PYTHONPATH=build/ort-$(FLOOR) $(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export" tests/custom_ops tests/rewrites
 
-# Exports models afresh and compares them with the fixtures, and trains with ort_moe.torch; needs torch and transformers,
-# so it is not part of `test`.
+# Exports models afresh and compares them with the fixtures, trains with ort_moe.torch, and generates tokens with
+# onnxruntime-genai; needs torch and transformers, so it is not part of `test`. onnxruntime-genai lies apart, for it asks
+# for the CPU's onnxruntime.
 export: $(EXPORT_READY)
-	$(BIN)/python -m pytest --quiet -m export tests
+	test -d build/genai-$(GENAI) || $(BIN)/python -m pip install --quiet --no-deps --target build/genai-$(GENAI) onnxruntime-genai==$(GENAI)
+	PYTHONPATH=$(CURDIR)/build/genai-$(GENAI) $(BIN)/python -m pytest --quiet -m export tests
 
 fixtures: $(EXPORT_READY)
 	$(BIN)/python -m models.export
