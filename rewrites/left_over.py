@@ -14,6 +14,7 @@ from ort_moe.rewrites.rule import RefusalLog, Told
 from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     FLOATS,
+    PRODUCTS,
     RESHAPING,
     constant,
     consumers,
@@ -154,7 +155,7 @@ def _is_linear_step(node: ir.Node) -> bool:
             return False
         other = node.inputs[constants.index(True) - 1]
         before = None if other is None else through(other, _MOVES | {"Slice"}).producer()
-        if before is None or is_op(before, "MatMul", "Gemm"):
+        if before is None or before.op_type in PRODUCTS:
             return before is not None
         node = before
     return False

@@ -377,3 +377,22 @@ def test_a_node_in_a_branch_is_refused() -> None:
     proto.graph.node.append(onnx.helper.make_node("If", ["on"], ["y"], then_branch=body, else_branch=other))
     (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
     assert [finding.reason.slug for finding in site.findings] == ["experts-in-subgraph"]
+
+
+@pytest.mark.parametrize("product", ["MatMul", "MatMulNBits"])
+def test_the_bias_of_a_router_is_its_linear_layer_s(product: str) -> None:
+    """Of one with packed weights, too."""
+    proto = ContribCase().model()
+    (logits,) = [value for value in proto.graph.input if value.name == "logits"]
+    proto.graph.input.remove(logits)
+    packed = {"domain": "com.microsoft", "K": HIDDEN, "N": EXPERTS, "bits": 4, "block_size": 32}
+    arrays = {"MatMul": {"w": np.ones((HIDDEN, EXPERTS), np.float32)}}
+    arrays["MatMulNBits"] = {"w": np.ones((EXPERTS, 1, 16), np.uint8), "s": np.ones((EXPERTS, 1), np.float32)}
+    constants = arrays[product] | {"bias": np.ones(EXPERTS, np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
+    attributes = packed if product == "MatMulNBits" else {}
+    gate = onnx.helper.make_node(product, ["x", *arrays[product]], ["product"], "gate", **attributes)
+    proto.graph.node.insert(0, onnx.helper.make_node("Add", ["product", "bias"], ["logits"], "add"))
+    proto.graph.node.insert(0, gate)
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").sites
+    assert site.status == "whole", site.findings
