@@ -134,11 +134,26 @@ def _save_checkpoint(architecture: str, folder: Path) -> None:
             if parameter.dim() > 1 or "bias" in name:  # larger than usual, so that tokens differ
                 parameter.normal_(0, 0.2)
     model.save_pretrained(folder)
+    if architecture == "gpt_oss":
+        _add_mxfp4_experts(folder / "model.safetensors")
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
+
+
+def _add_mxfp4_experts(path: Path) -> None:
+    """Adds the experts in MXFP4, as published checkpoints of GPT-OSS hold them, which the builder packs."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, depth, rows = tensors[name].shape
+        tensors[f"{name}_blocks"] = torch.randint(256, (experts, rows, depth // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(122, 125, (experts, rows, depth // 32), dtype=torch.uint8)
+    save_file(tensors, path, {"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "precision"), [("gpt_oss", "fp32"), ("lfm2_moe", "fp32"), ("lfm2_moe", "int4")]
+    ("architecture", "precision"),
+    [("gpt_oss", "fp32"), ("gpt_oss", "int4"), ("lfm2_moe", "fp32"), ("lfm2_moe", "int4")],
 )
 def test_the_same_tokens(folders: Any, architecture: str, precision: str, tmp_path: Path) -> None:
     from tests.genai_models import generate
@@ -52,7 +53,7 @@ def test_the_same_tokens(folders: Any, architecture: str, precision: str, tmp_pa
     assert all(len(set(tokens)) > 10 for tokens in expected)
     report = _optimize(source, output)
     (model,) = report.models
-    assert [experts.status for experts in model.experts] == ["whole"] * 2
+    assert [experts.block for experts in model.experts] == ["whole"] * 2
     assert model.verification is not None
     assert {shape.status for shape in model.verification.shapes} == {"passed"}
     assert any(shape.shape.past for shape in model.verification.shapes)
@@ -92,5 +93,4 @@ def test_integers_for_the_cpu_are_none_for_cuda(folders: Any) -> None:
 def test_shared_experts(folders: Any) -> None:
     """Qwen3.5's blocks are fused, though the CPU's kernels do not take its positions, before or after."""
     (model,) = _optimize(folders("qwen3_5_moe", "int4")).models
-    assert [experts.status for experts in model.experts] == ["whole"] * 2
-    assert [site.status for site in model.sites] == ["whole"] * 2
+    assert [experts.block for experts in model.experts] == ["whole"] * 2
