@@ -149,18 +149,19 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
     start = time.perf_counter()
     modified, complaint = canonicalize(model)
     records.append(PassRecord("canonicalise", int(modified), time.perf_counter() - start))
-    start = time.perf_counter()
-    respelt = respell(model)
-    if respelt:
-        clean_up(model)
-    records.append(PassRecord("respell", respelt, time.perf_counter() - start))
     before = fingerprint(model.graph)
 
     lifted = Lifted((), {}, 0.0) if target == "contrib" else lift_contrib(model, chosen, target)
     if lifted.fused:
         imports[DOMAIN] = VERSION
+    start = time.perf_counter()
+    respelt = respell(model)  # also around choices that are seen to be of experts now
+    if respelt:
+        clean_up(model)
+    records.append(PassRecord("respell", respelt, time.perf_counter() - start))
     engine = Engine(chosen, None if only is None else only.routers)
     grown = engine.run(model)
+    read_routers(lifted.fused)
     fusion = _and_lifted(fuse_experts(model, chosen, None if only is None else only.experts), lifted)
     if fusion.fused:
         imports[DOMAIN] = VERSION

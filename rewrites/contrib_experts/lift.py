@@ -11,12 +11,14 @@ import onnx_ir as ir
 from ort_moe.node_kinds import is_contrib_moe
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
+from ort_moe.rewrites.contrib_experts.masked_choice import MaskedChoice, read_masked_choice
 from ort_moe.rewrites.contrib_experts.sources import register, require_unshared
 from ort_moe.rewrites.contrib_experts.speed import why_slower
 from ort_moe.rewrites.experts.node import FORM, Writer
 from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import ABSORBED, canonical
 from ort_moe.rewrites.rule import Refusal, RuleInfo
+from ort_moe.rewrites.tidy import discard
 from ort_moe.rewrites.values import rank
 
 RULE = RuleInfo(
@@ -79,11 +81,16 @@ def _replace(block: ContribBlock, names: Names) -> ir.Node:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     writer = _Writer(graph, node, names)
-    x, logits, y = block.x, block.logits, node.outputs[0]
+    x, logits = block.x, block.logits
+    masked = read_masked_choice(node, logits, block.k) if block.normalize and block.router_weights is None else None
+    y = (node if masked is None else masked.product).outputs[0]
     for value, shape in ((x, None), (logits, ir.Shape([None, block.experts])), (y, x.shape)):
         value.type = value.type or ir.TensorType(block.dtype)
         value.shape = value.shape or shape
-    weights, indices = writer.softmax(block) if block.router_weights is None else writer.choice(block)
+    if masked is not None:
+        weights, indices = writer.unmasked(masked)
+    else:
+        weights, indices = writer.softmax(block) if block.router_weights is None else writer.choice(block)
     rows = x if rank(x) == 2 else writer.rows(x, block.hidden)
     given = {"x": rows, "weights": weights, "indices": indices}
     for name, source in block.layers.items():
@@ -104,7 +111,7 @@ def _replace(block: ContribBlock, names: Names) -> ir.Node:
         result = writer.like(result, x)
     result.type, result.shape = y.type, y.shape
     take_over(y, result)
-    graph.remove(node, safe=True)
+    discard(node if masked is None else masked.product)
     return experts
 
 
@@ -139,6 +146,14 @@ class _Writer(Writer):
             total = self.insert("ReduceSum", [weights, axis], {"keepdims": 1}, ir.DataType.FLOAT, shape)
             weights = self.insert("Div", [weights, total], {}, ir.DataType.FLOAT, ids.shape)
         return weights, self.insert("Cast", [ids], {"to": ir.DataType.INT32}, ir.DataType.INT32, ids.shape)
+
+    def unmasked(self, choice: MaskedChoice) -> tuple[ir.Value, ir.Value]:
+        """A choice that standard operators have made before: their rules make a FusedRouter of it."""
+        shape = choice.scores.shape
+        weights = self.insert("Div", [choice.scores, choice.divisor], {}, ir.DataType.FLOAT, shape)
+        if choice.factor is not None:
+            weights = self.insert("Mul", [weights, choice.factor], {}, ir.DataType.FLOAT, shape)
+        return weights, self.cast(choice.indices, ir.DataType.INT32)
 
     def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
         """The value in another's shape."""

@@ -54,6 +54,7 @@ def test_the_same_tokens(folders: Any, architecture: str, precision: str, tmp_pa
     report = _optimize(source, output)
     (model,) = report.models
     assert [experts.block for experts in model.experts] == ["whole"] * 2
+    assert [site.status for site in model.sites] == ["whole"] * 2
     assert model.verification is not None
     assert {shape.status for shape in model.verification.shapes} == {"passed"}
     assert any(shape.shape.past for shape in model.verification.shapes)
