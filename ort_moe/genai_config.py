@@ -2,7 +2,7 @@
 
 Facts about it, tried with onnxruntime-genai 0.8 to 0.18: the file tells no version so far, and other keys than
 onnxruntime-genai knows are errors in most places. `custom_ops_library` in `session_options` names one library. A
-relative path counts from the model's folder since 0.9; since 0.17 the library must lie there, and not behind a link.
+relative path counts from the model's folder since 0.9.1; since 0.16 the library must lie there, and not behind a link.
 """
 
 from __future__ import annotations

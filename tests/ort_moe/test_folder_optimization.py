@@ -288,6 +288,15 @@ def test_links_become_files(source: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out")["tokenizer.json"] == (tmp_path / "blobs" / "1").read_bytes()
 
 
+def test_weights_behind_links_are_told(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (source / "model.onnx.data").rename(tmp_path / "blobs" / "1")
+    (source / "model.onnx.data").symlink_to("../blobs/1")
+    with pytest.raises(ModelError, match=r"is a link to another folder, .* with `cp -L`"):
+        _optimize(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_model_folder(tmp_path: Path) -> None:
     save(original(), tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=r"it has no genai_config\.json; for one model, name its file"):
