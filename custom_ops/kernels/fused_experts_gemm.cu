@@ -1,5 +1,5 @@
-// The host's side of FusedExperts' grouped product on Hopper (fused_experts_gemm_kernel.cuh): which calls it takes, the
-// tensor maps by which weights are copied, and how high token tiles and how deep rings are.
+// The host's side of FusedExperts' grouped product on Hopper (fused_experts_gemm_kernel.cuh): which calls it takes, and
+// which operand of wgmma a format of weights is; fused_experts_gemm_launch.cuh launches.
 #include "kernels/fused_experts_gemm.h"
 
 #include <algorithm>

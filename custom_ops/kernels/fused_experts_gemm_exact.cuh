@@ -47,8 +47,8 @@ struct Nvfp4Exact {
 
   template <bool kZeros>
   struct Slot {
-    __half2
-        scales[2];  // of units 0 and 1, then of 2 and 3; times 64, so that products are times 2^-14 * 64 = 1 / kFactor
+    // Of units 0 and 1, then of 2 and 3; times 64, so that products are times 2^-14 * 64 = 1 / kFactor.
+    __half2 scales[2];
 
     __device__ __forceinline__ Slot(uint32_t slot, uint32_t, int half, int, int, const LayerParams&, int q) {
       uint32_t low, high;

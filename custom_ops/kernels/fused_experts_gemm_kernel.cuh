@@ -3,10 +3,11 @@
 //
 // Weights are the instruction's 64 rows, or 16, and tokens its N columns, so that N follows what an expert has. A block
 // runs on each multiprocessor, or two: one warpgroup fills a ring of stages, weights by the bulk tensor copy and rows
-// of tokens, wherever they lie, by 16-byte copies; two warpgroups multiply and finish; for wgmma, one or two more
-// decode packed weights, which a ring of their own brings (fused_experts_gemm_packed.cuh). FC1 with gates has the map
-// bring 8 gates, then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order, in
-// one accumulator each, or in two on mma.sync: a token's results depend on nothing else in its tile.
+// of tokens, wherever they lie, by 16-byte copies, or for mma.sync by one bulk copy each
+// (fused_experts_gemm_sparse_copies.cuh); two warpgroups multiply and finish; for wgmma, one or two more decode packed
+// weights, which a ring of their own brings (fused_experts_gemm_packed.cuh). FC1 with gates has the map bring 8 gates,
+// then the 8 values they meet, so that both end in one thread. Sums run over the reduction in order, in one accumulator
+// each, or in two on mma.sync: a token's results depend on nothing else in its tile.
 #pragma once
 
 #include "kernels/fused_experts_gemm_finish.cuh"

@@ -25,7 +25,7 @@ struct GemmParams {
   int32_t stages;
   int32_t byte_stages;    // of packed weights ahead of their decoding
   int32_t source_stride;  // bytes between rows of tokens
-  const void* source;     // rows of tokens: x, by token, or the activated, by permuted row
+  const void* source;     // rows of tokens: x, or its prepared copy, by token, or the activated, by permuted row
   const float* factors;   // of the same rows, where they were converted; or null
 };
 
@@ -114,9 +114,8 @@ struct GemmShared {
   uint32_t* results;  // (warpgroups, kChunkTokens, kPitch)
   uint32_t barriers;
   uint32_t byte_stages, byte_barriers;
-  float* mix;  // (warpgroups, kMixStride), or where sparse (stages, 2, max_tokens)
-  uint32_t*
-      rows;  // (2, max_tokens): where a tile's tokens are, in vectors of 16 bytes; and what a copy may read behind
+  float* mix;      // (warpgroups, kMixStride), or where sparse (stages, 2, max_tokens)
+  uint32_t* rows;  // (2, max_tokens): where a tile's tokens are, in vectors of 16 bytes
   char* list;
 };
 

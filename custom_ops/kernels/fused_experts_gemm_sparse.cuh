@@ -9,9 +9,9 @@
 // become float16 before, with a factor for each (fused_experts_gemm_prepare.cuh).
 //
 // A stage holds 128 bytes of each weight row, swizzled by the tensor map, the rows' slots
-// (fused_experts_gemm_exact.cuh), and the tokens' rows, permuted as for wgmma (fused_experts_gemm_packed.cuh), each by
-// one bulk copy and with 16 bytes behind it, so that eight rows' vectors lie in different banks. Units of 32 columns
-// take two instructions.
+// (fused_experts_gemm_exact.cuh), and the tokens' rows, whose columns lie in the order in which decoded weights meet
+// them (Position; fused_experts_gemm_prepare.cuh), each by one bulk copy and with 16 bytes behind it, so that eight
+// rows' vectors lie in different banks. Units of 32 columns take two instructions.
 #pragma once
 
 #include "kernels/fused_experts_gemm_exact.cuh"
@@ -37,7 +37,7 @@ struct SparseOperand {
   static constexpr int kTokensAt = kZeroSlotsAt + (Code::kHasZeroPoints ? kRows * kZeroSlotBytes : 0);
   static constexpr int kWeightBytes = kTokensAt + kGemmAlignment;  // and what lies behind the tokens' rows
   static constexpr int kBlocks = 1, kDecoders = 0;
-  static constexpr bool kSparse = true;  // few rows of an expert; tokens are permuted ahead
+  static constexpr bool kSparse = true;  // few rows of an expert; x in another order of columns
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kWeightBytes % kGemmAlignment == 0 && kMaxTokens * (kTokenPitch - kTokenBytes) <= kGemmAlignment);
 

@@ -6,12 +6,11 @@
 //   packed   4 to 32 lanes a row            E <= 512, k <= 8 or 16, a softmax of the chosen of half-precision logits,
 //                                           without maps: a key and its expert in a word
 //   warp     a warp a row                   E <= 1024, k <= 32: keys in registers
-//   block    128 threads a row              the rest, as far as shared memory goes (E about 16384): keys in shared
-//   memory
+//   block    128 threads a row              the rest, as far as shared memory goes (E about 16384), where keys lie
 // Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
 // Bound by: at few rows latency: the launch, one load from memory, and how fast one warp's instructions arrive, most of
-// them executed once; at many rows instruction issue: packed takes 130 warp instructions a row of
-// 128 experts, warp 400, and 1000 with sigmoids, a bias and groups.
+// them executed once; at many rows instruction issue: packed takes 130 warp instructions a row of 128 experts, warp
+// 400, and 1000 with sigmoids, a bias and groups.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
 // choice. What most routers are, a softmax over the chosen or a sigmoid, has instantiations of its own without the

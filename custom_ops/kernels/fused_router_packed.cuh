@@ -1,9 +1,8 @@
-// FusedRouter, some lanes to a row: many rows of half-precision logits whose softmax over the chosen is wanted, up to
-// 512 experts.
+// FusedRouter, some lanes to a row: half-precision logits whose softmax over the chosen is wanted, up to 512 experts.
 //
 // A logit of 16 bits and its expert make one 32-bit key, whose order is the ranking of the contract, so that keys need
 // no companions, are never equal, and one instruction compares two. A lane has 16 of them, in two chunks of 8 experts
-// as the contract sums them: 64 experts take 4 lanes, 8 rows to a warp.
+// as the contract sums them: 64 experts take 4 lanes, 8 rows to a warp, or 8 lanes where there are few rows.
 #pragma once
 
 #include "kernels/fused_router_packed_selection.cuh"

@@ -2,8 +2,7 @@
 //
 //   sorted    4 to 16 lanes, k <= 8     every lane sorts its 8 best, then lanes merge theirs pairwise
 //   bounded   a warp, k <= 16           the k-th best of the lanes' own bests bounds the k-th best of the row from
-//   below;
-//                                       the keys that reach it go to a list, and each counts those before it
+//                                       below; the keys that reach it go to a list, and each counts those before it
 // Sorted takes the same time whatever the keys are; bounded takes rows whose best are in few lanes in turn.
 #pragma once
 

@@ -1,4 +1,4 @@
-// FusedRouter on the device: what its three kernels share: parameters, logits, keys, and the weights of the chosen.
+// FusedRouter on the device: what its kernels share: parameters, logits, keys, and the weights of the chosen.
 //
 // A kernel ranks a row's experts in its own way and then hands a `Row` to WeighChosen:
 //   ForEachChosen(f)    calls f(int32_t expert, float& value) for the chosen that this thread holds

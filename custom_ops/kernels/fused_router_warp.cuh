@@ -1,8 +1,8 @@
 // FusedRouter, a warp to a row: up to 1024 experts and k up to 32.
 //
 // Lane l owns the chunks of 8 experts l, l + 32, l + 64, l + 96, so that partial sums need no exchange before the
-// butterfly, and groups are neighbouring lanes; the keys stay in registers. A softmax of the chosen spreads
-// up to 128 experts over all lanes, 2 or 4 to each, for only the chosen are summed.
+// butterfly, and groups are neighbouring lanes; the keys stay in registers. A softmax of the chosen spreads up to 128
+// experts over all lanes, 2 or 4 to each, for only the chosen are summed.
 #pragma once
 
 #include "kernels/fused_router_groups.cuh"
