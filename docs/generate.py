@@ -164,7 +164,8 @@ _UPGRADE_HEADER = """\
 
 A file with two layers as MoE or QMoE nodes, and the file that `ort-moe optimize` makes of it, each in a session with a
 CUDA graph on the same rows: us per layer by host time, and the norm of the difference between their answers by that of
-the answer. `python -m benchmarks.contrib_upgrade` measures again.
+the answer. `python -m benchmarks.contrib_upgrade` measures again. The table is of an earlier build: packed weights take
+less with many tokens since ([every number of tokens](#every-number-of-tokens)).
 """
 
 _CPU_HEADER = """\

@@ -33,19 +33,19 @@ class Measured:
 
 
 MEASURED: Mapping[tuple[str, str], Measured] = {
-    ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 28.2, 53.3),
-    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 22.5, 52.8),
-    ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 32.7, 54.2),
-    ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 22.4, 94.3),
-    ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 21.3, 28.3),
+    ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 28.05, 52.12),
+    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 22.46, 52.75),
+    ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 32.62, 53.89),
+    ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 22.01, 88.86),
+    ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 21.22, 27.7),
     ("cuda", "fp8"): Measured("H200"),
-    ("cpu", "dense"): Measured("float32 32/8/1024/512", 4710.0, 4600.0),
-    ("cpu", "nvfp4"): Measured("float32 128/8/2048/768", 2960.0, 2860.0),
-    ("cpu", "int4"): Measured("float32 128/8/2048/768", 4000.0, 5280.0),
+    ("cpu", "dense"): Measured("float32 32/8/1024/512", 4706.0, 4602.0),
+    ("cpu", "nvfp4"): Measured("float32 128/8/2048/768", 2963.0, 2860.0),
+    ("cpu", "int4"): Measured("float32 128/8/2048/768", 3995.0, 5277.0),
 }
-"""By where the model shall run, and the format of its experts' weights, from docs/performance.md. ONNX Runtime 1.31 on
-CUDA, 1.32 on the CPU. Of int8 only a decode step is faster on CUDA: with many tokens ours take 1.1 to 1.2 times as
-long. What is not here is taken to be no slower: the CPU has no other kernel for it, or a coarser one."""
+"""By where the model shall run, and the format of its experts' weights, as recorded in benchmarks/results/, from even
+choices. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. What is not here is taken to be no slower: the CPU has no other
+kernel for it, or a coarser one."""
 
 
 def why_slower(target: str, weight_format: str) -> str | None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ort_moe.rewrites.contrib_experts.speed import MEASURED
+
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
@@ -34,3 +36,25 @@ def test_shared_gate() -> None:
         assert row["ours_us"] <= limit
         assert row["ours_us"] < min(row["torch_us"], row["apart_us"])
         assert row["with_gate_us"] < row["merged_us"]
+
+
+def test_the_times_that_decide_which_contrib_nodes_stay() -> None:
+    recorded = {
+        ("cuda", row["shape"]): (row["layer_us"], row["contrib_us"])
+        for row in rows("expert_sweep")
+        if row["tokens"] == 1 and row["load"] == "uniform" and "contrib_us" in row
+    } | {
+        ("cpu", row["shape"]): (round(1e3 * row["ours_ms"], 1), round(1e3 * row["peer_ms"], 1))
+        for row in rows("experts_cpu")
+        if row["tokens"] == 1 and row["peer"] in ("MoE", "QMoE")
+    }
+    for (target, weight_format), measured in MEASURED.items():
+        if measured.ours is None:
+            continue
+        rows_and_sizes = measured.where.removeprefix("H200, ").replace("float32", "float")
+        (times,) = (
+            times
+            for (where, shape), times in recorded.items()
+            if where == target and shape.split("/")[0].split()[0] == weight_format and shape.endswith(rows_and_sizes)
+        )
+        assert times == (measured.ours, measured.contrib)
