@@ -21,7 +21,7 @@ SCORINGS: dict[str, dict[str, AttributeValue]] = {
     "sigmoid": {"score": "sigmoid", "normalize": 1, "normalize_eps": 1e-20},
     "": {},
 }
-"""Of the ops by the name in the table; the last two are RouterScores'."""
+"""By the name in the table: RouterProbs' first three, RouterScores' next two, and none for AuxLoss."""
 
 BYTES = {"float": 4, "bfloat16": 2}
 

@@ -303,9 +303,9 @@ choices, as far as their rows fit into a multiprocessor's shared memory, in ever
 there too, without them: float32; sizes that are no multiples of what 16-byte copies and whole blocks need; `int4` and
 `fp8` with blocks of 16; and, of more choices, `int8` with blocks of 16. On tensor cores rows of bfloat16 meet packed
 weights of few tokens as float16 times a power of two, where elements 2^29 times smaller than their row's largest are
-rounded. Where experts have more than 16 tokens in the mean, the weights of `int4`, `int8` and `fp8` are rounded to the
-type of x behind their scale, except for `int8` and `fp8` with relu2 in bfloat16: in bfloat16 that adds up to two fifths
-to the error of the result, and in float16 weights beyond 65504 are infinite.
+rounded. On Hopper, where experts have more than 16 tokens in the mean, with `int4` more than 20, the weights of `int4`,
+`int8` and `fp8` are rounded to the type of x behind their scale, except for `int8` and `fp8` with relu2 in bfloat16: in
+bfloat16 that adds up to two fifths to the error of the result, and in float16 weights beyond 65504 are infinite.
 
 E, H, I and K are at least 1. Indices outside [0, E) contribute nothing, and equal indices of a token are separate
 choices. The maps are a FusedRouter's for the same indices, all or none; without them they are built inside. The order
