@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "ort/cuda_status.h"
 #include "ort/router_node.h"
 #include "ort/routing_maps_spec.h"
 #include "ort/status.h"
@@ -67,15 +66,14 @@ void FusedRouterOp::CheckExperts(int64_t experts) const {
 }
 
 void FusedRouterOp::Compute(Context& context) const {
-  const auto logits = context.Input(kLogits);
-  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
-  std::vector<int64_t> shape = logits->shape;
+  const InputTensor logits = Logits(context, kLogits);
+  std::vector<int64_t> shape = logits.shape;
   const int64_t experts = shape.back();
   CheckExperts(experts);
 
   RouterArgs args{};
-  args.logits = logits->data;
-  args.dtype = DTypeOf(logits->type);
+  args.logits = logits.data;
+  args.dtype = DTypeOf(logits.type);
   args.experts = experts;
   args.rows = RowCount(shape);
   args.selection_bias = ExpertVector(context, Spec(), kSelectionBias, experts);
@@ -91,12 +89,7 @@ void FusedRouterOp::Compute(Context& context) const {
         scratch_ ? scratch_->Take(context, RouterScratchBytes(config_, args)) : Scratch(nullptr, nullptr);
     args.scratch = scratch.data();
     const cudaError_t status = LaunchFusedRouter(config_, args, static_cast<cudaStream_t>(context.CudaStream()));
-    if (status == cudaErrorInvalidValue) {
-      throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " +
-                      std::to_string(config_.k) + " a row does not fit into this GPU's shared memory",
-                  ORT_EP_FAIL);
-    }
-    return CheckLaunch(status);
+    return CheckRouterLaunch(status, experts, config_.k);
   }
 #endif
   const int64_t grain = std::max<int64_t>(1, kLogitsPerTask / experts);

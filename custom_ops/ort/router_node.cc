@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include "ort/status.h"
 
@@ -72,6 +74,12 @@ RouterConfig ReadTrainingRouterConfig(const Node& node) {
   return config;
 }
 
+InputTensor Logits(const Context& context, size_t index) {
+  auto logits = context.Input(index);
+  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
+  return *std::move(logits);
+}
+
 const float* ExpertVector(const Context& context, const OpSpec& spec, size_t index, int64_t experts) {
   const auto tensor = context.Input(index);
   if (!tensor) return nullptr;
@@ -85,6 +93,16 @@ void CheckExpertVector(const Node& node, const OpSpec& spec, size_t index, int64
   CheckType(spec.inputs[index], tensor.type);
   if (!tensor.shape.empty()) CheckShape(spec.inputs[index], tensor.shape, {experts});
 }
+
+#if defined(ORT_MOE_WITH_CUDA)
+void CheckRouterLaunch(cudaError_t status, int64_t experts, int64_t k) {
+  if (status != cudaErrorInvalidValue) return CheckLaunch(status);
+  cudaGetLastError();
+  throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " + std::to_string(k) +
+                  " a row does not fit into this GPU's shared memory",
+              ORT_EP_FAIL);
+}
+#endif
 
 TensorSpec TrainingMapSpec(MapFormat format) {
   if (format == MapFormat::kByte) return {"routing_map", {ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL}, true};

@@ -6,6 +6,7 @@
 #include "kernels/fused_router.h"
 #include "kernels/training_map.h"
 #include "ort/context.h"
+#include "ort/cuda_status.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"
 
@@ -21,11 +22,19 @@ const std::vector<AttributeSpec>& TrainingRouterAttributes();
 RouterConfig ReadRouterConfig(const Node& node);
 RouterConfig ReadTrainingRouterConfig(const Node& node);
 
+// The logits. Throws where they are a scalar.
+InputTensor Logits(const Context& context, size_t index);
+
 // One value per expert, or null where the node leaves it out.
 const float* ExpertVector(const Context& context, const OpSpec& spec, size_t index, int64_t experts);
 
 // What is known when the session is created of an input with one value per expert (-1: not known), if the node has it.
 void CheckExpertVector(const Node& node, const OpSpec& spec, size_t index, int64_t experts);
+
+#if defined(ORT_MOE_WITH_CUDA)
+// Throws unless a launch succeeded, and says so where a row's choice does not fit into shared memory.
+void CheckRouterLaunch(cudaError_t status, int64_t experts, int64_t k);
+#endif
 
 // The map of a router in training as outputs, bytes or bits or, computed twice, both.
 TensorSpec TrainingMapSpec(MapFormat format);

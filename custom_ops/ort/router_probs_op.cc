@@ -62,15 +62,14 @@ void RouterProbsOp::CheckExperts(int64_t experts) const {
 }
 
 void RouterProbsOp::Compute(Context& context) const {
-  const auto logits = context.Input(kLogits);
-  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
-  std::vector<int64_t> shape = logits->shape;
+  const InputTensor logits = Logits(context, kLogits);
+  std::vector<int64_t> shape = logits.shape;
   const int64_t experts = shape.back();
   CheckExperts(experts);
 
   RouterProbsArgs args{};
-  args.logits = logits->data;
-  args.dtype = DTypeOf(logits->type);
+  args.logits = logits.data;
+  args.dtype = DTypeOf(logits.type);
   args.rows = RowCount(shape);
   args.experts = experts;
   args.selection_bias = ExpertVector(context, Spec(), kSelectionBias, experts);
@@ -78,7 +77,7 @@ void RouterProbsOp::Compute(Context& context) const {
   args.probs = context.Output(kProbs, shape);
   shape.back() = config_.router.k;
   if (has_indices_) args.indices = static_cast<int32_t*>(context.Output(kIndices, shape));
-  maps_.ForEach(context, logits->shape, [&](MapFormat format, uint8_t* map) {
+  maps_.ForEach(context, logits.shape, [&](MapFormat format, uint8_t* map) {
     RouterProbsConfig config = config_;
     config.map_format = format;
     args.map = map;

@@ -56,17 +56,16 @@ void RouterScoresOp::CheckExperts(int64_t experts) const {
 }
 
 void RouterScoresOp::Compute(Context& context) const {
-  const auto logits = context.Input(0);
-  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
-  CheckExperts(logits->shape.back());
+  const InputTensor logits = Logits(context, 0);
+  CheckExperts(logits.shape.back());
 
   RouterScoresArgs args{};
-  args.logits = logits->data;
-  args.dtype = DTypeOf(logits->type);
-  args.rows = RowCount(logits->shape);
-  args.experts = logits->shape.back();
-  args.scores = context.Output(kScores, logits->shape);
-  maps_.ForEach(context, logits->shape, [&](MapFormat format, uint8_t* map) {
+  args.logits = logits.data;
+  args.dtype = DTypeOf(logits.type);
+  args.rows = RowCount(logits.shape);
+  args.experts = logits.shape.back();
+  args.scores = context.Output(kScores, logits.shape);
+  maps_.ForEach(context, logits.shape, [&](MapFormat format, uint8_t* map) {
     RouterScoresConfig config = config_;
     config.map_format = format;
     args.map = map;

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "ort/cuda_status.h"
 #include "ort/router_node.h"
 #include "ort/routing_maps_spec.h"
 #include "ort/status.h"
@@ -114,14 +113,13 @@ void SharedGateRouterOp::CheckExperts(int64_t experts) const {
 }
 
 void SharedGateRouterOp::Compute(Context& context) const {
-  const auto logits = context.Input(kLogits);
-  if (!logits || logits->shape.empty()) throw Error("input 'logits' must have rank 1 or more, but is a scalar");
+  const InputTensor logits = Logits(context, kLogits);
   const auto hidden = context.Input(kHidden);
   const auto gate_weight = context.Input(kGateWeight);
-  std::vector<int64_t> shape = logits->shape;
+  std::vector<int64_t> shape = logits.shape;
   const int64_t experts = shape.back();
   CheckExperts(experts);
-  CheckGates(*logits, *hidden, *gate_weight, base_, true);
+  CheckGates(logits, *hidden, *gate_weight, base_, true);
 
   SharedGates gates{};
   gates.hidden = hidden->data;
@@ -131,8 +129,8 @@ void SharedGateRouterOp::Compute(Context& context) const {
   gates.base = static_cast<int32_t>(base_);
   gates.scale = scale_;
   RouterArgs args{};
-  args.logits = logits->data;
-  args.dtype = DTypeOf(logits->type);
+  args.logits = logits.data;
+  args.dtype = DTypeOf(logits.type);
   args.experts = experts;
   args.rows = RowCount(shape);
   args.columns = config_.k + gates.count;
@@ -151,12 +149,7 @@ void SharedGateRouterOp::Compute(Context& context) const {
     args.scratch = scratch.data();
     const cudaError_t status =
         LaunchSharedGateRouter(config_, args, gates, static_cast<cudaStream_t>(context.CudaStream()));
-    if (status == cudaErrorInvalidValue) {
-      throw Error("input 'logits' has " + std::to_string(experts) + " experts, and with k = " +
-                      std::to_string(config_.k) + " a row does not fit into this GPU's shared memory",
-                  ORT_EP_FAIL);
-    }
-    return CheckLaunch(status);
+    return CheckRouterLaunch(status, experts, config_.k);
   }
 #endif
   const int64_t elements = std::max<int64_t>(1, gates.size * gates.count);
