@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import command, timing
 from benchmarks.output import beside_peer
-from ort_moe import kernels, kernels_shared_gate
+from ort_moe import kernels
 from ort_moe.reference.shared_gate_router import shared_gate_router
 from ort_moe.router_config import RouterConfig
 
@@ -80,7 +80,7 @@ class Buffers:
     def launch(self, n: int, stream: int, logits: torch.Tensor | None = None) -> None:
         """Runs our kernel on call n."""
         n %= self.count
-        kernels_shared_gate.shared_gate_router(
+        kernels.shared_gate_router(
             self.config,
             rows=self.tokens,
             experts=EXPERTS,

@@ -20,7 +20,7 @@ import torch
 from benchmarks import timing
 from benchmarks.output import beside_peer, publish
 from benchmarks.training_works import Work, works
-from ort_moe import training_kernels
+from ort_moe.kernels import training
 from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 
 PEER = "TransformerEngine"
@@ -78,7 +78,7 @@ class Buffers:
         calls[self.work.op](n % self.count, stream)
 
     def probs(self, n: int, stream: int) -> None:
-        training_kernels.router_probs(
+        training.router_probs(
             router_probs_config(self.work.attributes),
             **self.sizes,
             logits=self.logits[n].data_ptr(),
@@ -89,7 +89,7 @@ class Buffers:
         )
 
     def probs_grad(self, n: int, stream: int) -> None:
-        training_kernels.router_probs_grad(
+        training.router_probs_grad(
             router_probs_config(self.work.attributes),
             **self.sizes,
             logits=self.logits[n].data_ptr(),
@@ -100,7 +100,7 @@ class Buffers:
         )
 
     def scores(self, n: int, stream: int) -> None:
-        training_kernels.router_scores(
+        training.router_scores(
             RouterScoresConfig.from_attributes(self.work.attributes),
             **self.sizes,
             logits=self.logits[n].data_ptr(),
@@ -110,7 +110,7 @@ class Buffers:
         )
 
     def scores_grad(self, n: int, stream: int) -> None:
-        training_kernels.router_scores_grad(
+        training.router_scores_grad(
             RouterScoresConfig.from_attributes(self.work.attributes),
             **self.sizes,
             logits=self.logits[n].data_ptr(),
@@ -125,11 +125,11 @@ class Buffers:
 
     def aux_loss(self, n: int, stream: int) -> None:
         loss: dict[str, Any] = {"loss": self.loss.data_ptr(), "scratch": self.scratch.data_ptr()}
-        training_kernels.aux_loss(**self._loss(), probs=self.logits[n].data_ptr(), **loss, stream=stream)
+        training.aux_loss(**self._loss(), probs=self.logits[n].data_ptr(), **loss, stream=stream)
 
     def aux_loss_grad(self, n: int, stream: int) -> None:
         grads: dict[str, Any] = {"grad_loss": self.loss.data_ptr(), "grad_probs": self.out[n].data_ptr()}
-        training_kernels.aux_loss_grad(**self._loss(), **grads, stream=stream)
+        training.aux_loss_grad(**self._loss(), **grads, stream=stream)
 
     def move(self, n: int, stream: int) -> None:
         """Runs the kernel that moves the arrays of call n, on torch's current stream."""

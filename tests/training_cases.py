@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ort_moe import training_kernels
+from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS, ROUTER_SCORES, AttributeValue
 from ort_moe.reference.aux_loss import aux_loss, aux_loss_grad
 from ort_moe.reference.router_probs import bitmap, router_probs, router_probs_grad
@@ -143,7 +143,7 @@ def probs_cases() -> list[TrainingCase]:
         "experts": EXPERTS,
         "tokens": TOKENS,
         "texture": TEXTURES,
-        "map": training_kernels.MAP_FORMATS,
+        "map": training.MAP_FORMATS,
         "expert_scale": (False, True),
     }
     cases = []
@@ -178,7 +178,7 @@ def scores_cases() -> list[TrainingCase]:
         "experts": EXPERTS,
         "tokens": TOKENS,
         "texture": TEXTURES,
-        "map": training_kernels.MAP_FORMATS,
+        "map": training.MAP_FORMATS,
     }
     return [
         TrainingCase(
@@ -213,7 +213,7 @@ def run_probs(case: TrainingCase, memory: Memory = ON_HOST) -> tuple[Array, Arra
     routing_map = memory.empty((case.tokens, width), np.uint8)
     vectors = [None if v is None else memory.put(v) for v in (case.selection_bias, case.expert_scale)]
     logits = memory.put(case.logits)
-    training_kernels.router_probs(
+    training.router_probs(
         config,
         **case.sizes,
         logits=logits.address,
@@ -240,7 +240,7 @@ def run_probs_grad(case: TrainingCase, routing_map: Array, memory: Memory = ON_H
     stored = memory.put(case.in_format(routing_map))
     scale = None if case.expert_scale is None else memory.put(case.expert_scale)
     grad_logits = memory.empty(case.shape, DTYPES[case.onnx_type])
-    training_kernels.router_probs_grad(
+    training.router_probs_grad(
         router_probs_config(case.attributes),
         **case.sizes,
         logits=logits.address,
@@ -267,7 +267,7 @@ def run_scores(case: TrainingCase, memory: Memory = ON_HOST) -> tuple[Array, Arr
     scores, grad_logits = memory.empty(case.shape, dtype), memory.empty(case.shape, dtype)
     width = case.experts if case.map_format == "byte" else -(-case.experts // 8)
     routing_map = memory.empty((case.tokens, width), np.uint8)
-    training_kernels.router_scores(
+    training.router_scores(
         config,
         **case.sizes,
         logits=logits.address,
@@ -276,7 +276,7 @@ def run_scores(case: TrainingCase, memory: Memory = ON_HOST) -> tuple[Array, Arr
         map_format=case.map_format,
         **memory.where,
     )
-    training_kernels.router_scores_grad(
+    training.router_scores_grad(
         config,
         **case.sizes,
         logits=logits.address,
@@ -345,7 +345,7 @@ def aux_loss_cases() -> list[AuxLossCase]:
         "tokens": (1, 7, 65, 511, 512, 513, 1100),
         "experts": (1, 7, *EXPERTS),
         "onnx_type": list(DTYPES),
-        "count_type": training_kernels.COUNT_TYPES,
+        "count_type": training.COUNT_TYPES,
         "total": (None, 4096, -8192, 0),
         "texture": ("normal", "ties", "infinities", "nan"),
     }
@@ -372,8 +372,8 @@ def run_aux_loss(case: AuxLossCase, memory: Memory = ON_HOST) -> tuple[Array, Ar
     scratch = None
     if "cpu_threads" not in memory.where:
         sizes = {name: shared[name] for name in ("rows", "experts", "dtype")}
-        scratch = memory.empty((max(1, training_kernels.aux_loss_scratch_bytes(**sizes)),), np.uint8)
-    training_kernels.aux_loss(
+        scratch = memory.empty((max(1, training.aux_loss_scratch_bytes(**sizes)),), np.uint8)
+    training.aux_loss(
         config,
         **shared,
         probs=probs.address,
@@ -381,9 +381,7 @@ def run_aux_loss(case: AuxLossCase, memory: Memory = ON_HOST) -> tuple[Array, Ar
         scratch=None if scratch is None else scratch.address,
         **memory.where,
     )
-    training_kernels.aux_loss_grad(
-        config, **shared, grad_loss=grad_loss.address, grad_probs=grad_probs.address, **memory.where
-    )
+    training.aux_loss_grad(config, **shared, grad_loss=grad_loss.address, grad_probs=grad_probs.address, **memory.where)
     return loss.read(), grad_probs.read()
 
 

@@ -1,4 +1,4 @@
-// What the launchers' C exports share; ort_moe/kernels.py reaches them by ctypes, and with it tests, benchmarks and
+// What the launchers' C exports share; ort_moe/kernels/ reaches them by ctypes, and with it tests, benchmarks and
 // PyTorch. A function ..._launch_... takes device memory, launches on `stream` and returns at once, also while the
 // stream is being captured; a function ..._run_... takes host memory and returns when it is done. Both return null, or
 // a sentence that says what was wrong, valid until the thread's next call.

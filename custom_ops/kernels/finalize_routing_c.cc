@@ -5,7 +5,7 @@
 
 #include "kernels/c_call.h"
 
-// FinalizeArgs and what the launcher takes beside them. Mirrored by ort_moe/kernels.py.
+// FinalizeArgs and what the launcher takes beside them. Mirrored by ort_moe/kernels/finalize.py.
 struct OrtMoeFinalizeRoutingCall {
   const void* expert_output;
   const float* weights;

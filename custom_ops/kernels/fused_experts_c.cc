@@ -4,7 +4,8 @@
 #include "kernels/c_call.h"
 #include "kernels/fused_experts.h"
 
-// ExpertsArgs and ExpertsConfig, flat; the enumerations count as in fused_experts.h. Mirrored by ort_moe/kernels.py.
+// ExpertsArgs and ExpertsConfig, flat; the enumerations count as in fused_experts.h. Mirrored by
+// ort_moe/kernels/experts.py.
 struct OrtMoeFusedExpertsCall {
   const void* x;
   const float* weights;

@@ -5,7 +5,8 @@
 
 #include "kernels/fused_router.h"
 
-// RouterArgs and RouterConfig, flat; the enumerations count as in fused_router.h. Mirrored by ort_moe/kernels.py.
+// RouterArgs and RouterConfig, flat; the enumerations count as in fused_router.h. Mirrored by
+// ort_moe/kernels/router.py.
 struct OrtMoeFusedRouterCall {
   const void* logits;
   const float* selection_bias;  // or null

@@ -5,7 +5,7 @@
 
 #include "kernels/c_call.h"
 
-// GatherFinalizeArgs, flat. Mirrored by ort_moe/kernels.py.
+// GatherFinalizeArgs, flat. Mirrored by ort_moe/kernels/finalize.py.
 struct OrtMoeGatherFinalizeCall {
   const void* expert_output;
   const float* weights;

@@ -4,7 +4,7 @@
 #include "kernels/c_call.h"
 #include "kernels/permute_tokens.h"
 
-// PermuteArgs and what the launcher takes beside them. Mirrored by ort_moe/kernels.py.
+// PermuteArgs and what the launcher takes beside them. Mirrored by ort_moe/kernels/permute.py.
 struct OrtMoePermuteTokensCall {
   const void* x;
   const int32_t* indices;

@@ -8,7 +8,7 @@
 #include "kernels/row_threads.h"
 
 // The arguments and configuration of both directions, flat; the enumerations count as in the headers. Mirrored by
-// ort_moe/training_kernels.py.
+// ort_moe/kernels/training.py.
 struct OrtMoeRouterScoresCall {
   const void* logits;
   void* scores;             // forward

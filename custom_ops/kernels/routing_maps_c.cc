@@ -4,7 +4,7 @@
 #include "kernels/c_call.h"
 #include "kernels/routing_maps.h"
 
-// The arguments of LaunchRoutingMaps. Mirrored by ort_moe/kernels.py.
+// The arguments of LaunchRoutingMaps. Mirrored by ort_moe/kernels/permute.py.
 struct OrtMoeRoutingMapsCall {
   const int32_t* indices;
   ort_moe::RoutingMaps maps;

@@ -8,7 +8,7 @@
 #include "kernels/fused_router_call.h"
 
 // A router's call, whose weights and indices have k + count columns and whose maps are of all of them, and SharedGates,
-// flat. Mirrored by ort_moe/kernels_shared_gate.py.
+// flat. Mirrored by ort_moe/kernels/router.py.
 struct OrtMoeSharedGateRouterCall {
   OrtMoeFusedRouterCall router;
   const void* hidden;

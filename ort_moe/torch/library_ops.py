@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ort_moe import training_kernels
+from ort_moe.kernels import training
 from ort_moe.ops import AUX_LOSS, ROUTER_PROBS, ROUTER_SCORES, AttributeValue, Op
 from ort_moe.router_config import RouterConfig
 from ort_moe.torch.tensors import (
@@ -102,7 +102,7 @@ def _run_probs(with_indices: bool, *arguments: Any) -> tuple[torch.Tensor, ...]:
     logits = arguments[0].contiguous()
     selection_bias, expert_scale = (None if vector is None else vector.contiguous() for vector in arguments[1:3])
     with on_device_of(logits):
-        training_kernels.router_probs(
+        training.router_probs(
             config,
             **sizes(logits),
             logits=address(logits),
@@ -128,7 +128,7 @@ def _run_probs_grad(
     scale = None if expert_scale is None else expert_scale.contiguous()
     grad_logits = logits.new_empty(logits.shape)
     with on_device_of(logits):
-        training_kernels.router_probs_grad(
+        training.router_probs_grad(
             _probs_config(attributes[:-1], int(logits.shape[-1]), False),
             **sizes(logits),
             logits=address(logits),
@@ -196,7 +196,7 @@ def _run_scores(logits: torch.Tensor, *attributes: Any) -> tuple[torch.Tensor, t
     scores, routing_map = _scores_outputs(logits, *attributes)
     logits = logits.contiguous()
     with on_device_of(logits):
-        training_kernels.router_scores(
+        training.router_scores(
             _scores_config(attributes[:-1], int(logits.shape[-1])),
             **sizes(logits),
             logits=address(logits),
@@ -212,7 +212,7 @@ def _run_scores_grad(logits: torch.Tensor, grad_scores: torch.Tensor, *attribute
     logits, grad_scores = logits.contiguous(), grad_scores.contiguous()
     grad_logits = logits.new_empty(logits.shape)
     with on_device_of(logits):
-        training_kernels.router_scores_grad(
+        training.router_scores_grad(
             _scores_config(attributes[:-1], int(logits.shape[-1])),
             **sizes(logits),
             logits=address(logits),
@@ -281,9 +281,9 @@ def _run_loss(
     with on_device_of(probs):
         scratch = None
         if probs.is_cuda:
-            size = training_kernels.aux_loss_scratch_bytes(**sizes(probs))
+            size = training.aux_loss_scratch_bytes(**sizes(probs))
             scratch = torch.empty(size, dtype=torch.uint8, device=probs.device)
-        training_kernels.aux_loss(
+        training.aux_loss(
             _loss_config(attributes, int(probs.shape[-1])),
             **sizes(probs),
             **_counts(tokens_per_expert, total),
@@ -306,7 +306,7 @@ def _run_loss_grad(
     grad_probs = grad_loss.new_empty(shape, dtype=dtype)
     tokens_per_expert = tokens_per_expert.contiguous()
     with on_device_of(grad_probs):
-        training_kernels.aux_loss_grad(
+        training.aux_loss_grad(
             _loss_config(attributes, int(shape[-1])),
             **sizes(grad_probs),
             **_counts(tokens_per_expert, total),

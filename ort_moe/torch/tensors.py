@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ort_moe.training_kernels import MAP_FORMATS
+from ort_moe.kernels.training import MAP_FORMATS
 
 TYPES: Mapping[torch.dtype, str] = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 """Types of logits and probs, and their ONNX names."""

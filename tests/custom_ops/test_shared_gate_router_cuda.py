@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ort_moe import kernels_shared_gate
+from ort_moe import kernels
 from ort_moe.ops import FUSED_ROUTER, ROUTING_MAPS
 from ort_moe.reference.routing_maps import routing_maps
 from ort_moe.router_config import RouterConfig
@@ -45,11 +45,9 @@ def check(case: SharedGateCase, *, with_maps: bool = False, shift: int = 0) -> N
     config = RouterConfig.from_attributes(router.attributes)
     experts = router.experts + case.shared
     maps = DeviceMaps.poisoned(rows * columns, experts) if with_maps else None
-    size = kernels_shared_gate.shared_gate_router_scratch_bytes(
-        config, rows=rows, experts=router.experts, shared=case.shared
-    )
+    size = kernels.shared_gate_router_scratch_bytes(config, rows=rows, experts=router.experts, shared=case.shared)
     scratch = poisoned((max(size, 1),), np.uint8)
-    kernels_shared_gate.shared_gate_router(
+    kernels.shared_gate_router(
         config, rows=rows, experts=router.experts, hidden_size=case.hidden_size, shared=case.shared,
         dtype=router.onnx_type, hidden=hidden, gate_weight=gate_weight, weights=weights.address,
         indices=indices.address, shared_base=int(case.attributes["shared_base"]), shared_scale=case.scale,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ort_moe import training_kernels
+from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS
 from ort_moe.reference.router_probs import bitmap, router_probs
 from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
@@ -124,12 +124,12 @@ def test_wrong_calls_are_refused() -> None:
     on_scores = {"logits": 0, "scores": 0, "routing_map": 0}
     on_loss = {"probs": 0, "tokens_per_expert": 0, "loss": 0}
     with pytest.raises(RuntimeError, match="RouterProbs: attribute 'k' must be at most the number of experts, 1"):
-        training_kernels.router_probs(probs, experts=1, **on_probs, **SIZES)
+        training.router_probs(probs, experts=1, **on_probs, **SIZES)
     with pytest.raises(RuntimeError, match="RouterScores: input 'logits' must have at most 8192 experts, but has 8193"):
-        training_kernels.router_scores(scores, experts=8193, **on_scores, **SIZES)
+        training.router_scores(scores, experts=8193, **on_scores, **SIZES)
     with pytest.raises(RuntimeError, match="AuxLoss: attribute 'k' must be at most the number of experts, 1, but is 2"):
-        training_kernels.aux_loss(loss, experts=1, **on_loss, **SIZES)
+        training.aux_loss(loss, experts=1, **on_loss, **SIZES)
     with pytest.raises(ValueError, match="map_format must be one of byte, bit, but is 'nibble'"):
-        training_kernels.router_probs(probs, experts=8, map_format="nibble", **on_probs, **SIZES)
+        training.router_probs(probs, experts=8, map_format="nibble", **on_probs, **SIZES)
     with pytest.raises(ValueError, match="count_type must be one of int32, int64, float, but is 'double'"):
-        training_kernels.aux_loss(loss, experts=8, count_type="double", **on_loss, **SIZES)
+        training.aux_loss(loss, experts=8, count_type="double", **on_loss, **SIZES)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ort_moe import training_kernels
+from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS
 from ort_moe.reference.router_probs import bitmap, router_probs
 from ort_moe.training_config import router_probs_config
@@ -176,7 +176,7 @@ def test_unaligned_rows() -> None:
     expected = expected_probs(case)
     logits = DeviceArray(np.concatenate([case.logits.reshape(-1)[:1], case.logits.reshape(-1)]))
     probs, routing_map = poisoned((5 * 64 + 1,), case.logits.dtype), poisoned((5 * 64 + 1,), np.uint8)
-    training_kernels.router_probs(
+    training.router_probs(
         router_probs_config(case.attributes),
         **case.sizes,
         logits=logits.address + 2,
@@ -222,7 +222,7 @@ def test_more_than_two_billion_logits() -> None:
     values[-3:] = tail.logits.view(np.uint16)
     logits, probs = DeviceArray(values), DeviceArray(values)
     routing_map = poisoned((rows, experts // 8), np.uint8)
-    training_kernels.router_probs(
+    training.router_probs(
         router_probs_config(tail.attributes),
         rows=rows,
         experts=experts,
@@ -245,7 +245,7 @@ def test_few_of_each_path() -> None:
     ):
         for m, scoring in enumerate(("softmax after", "softmax before", "sigmoid", "sqrtsoftplus")):
             texture = ("normal", "ties", "nan")[(n + m) % 3]
-            map_format = training_kernels.MAP_FORMATS[(n + m) % 2]
+            map_format = training.MAP_FORMATS[(n + m) % 2]
             case = probs_case(k, experts, 3, scoring, texture=texture, onnx_type=dtypes[(n + m) % 3])
             check_probs(replace(case, map_format=map_format, has_bias=m == 2))
         for score in ("softmax", "sigmoid", "sqrtsoftplus"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ort_moe import kernel_calls, kernels
+from ort_moe import kernels
 from ort_moe.experts_config import ExpertsConfig
+from ort_moe.kernels import calls
 from ort_moe.router_config import RouterConfig
 
 CONFIG = RouterConfig.from_attributes({"k": 2, "score": "softmax"})
@@ -33,6 +34,6 @@ def test_experts_of_nothing(size: str) -> None:
 def test_library_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any shared object that lacks the launcher stands for a library built for the CPU."""
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(Path(_ctypes.__file__)))
-    kernel_calls._function.cache_clear()
+    calls._function.cache_clear()
     with pytest.raises(RuntimeError, match="was built without CUDA kernels: it has no ort_moe_launch_fused_router"):
         kernels.fused_router(CONFIG, dtype="float", **CALL)

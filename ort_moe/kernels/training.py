@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ort_moe.kernel_calls import choice_number, dtype_number, launch_or_run, scratch_bytes
+from ort_moe.kernels.calls import choice_number, dtype_number, launch_or_run, scratch_bytes
 from ort_moe.ops import AUX_LOSS, ROUTER_PROBS, ROUTER_SCORES
 from ort_moe.router_config import RouterConfig
 from ort_moe.training_config import AuxLossConfig, RouterScoresConfig
