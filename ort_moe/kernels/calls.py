@@ -35,10 +35,11 @@ class RoutingMaps:
 def _function(name: str) -> Any:
     """A C function of the library, which returns a size or, where it launches or runs, null or an error."""
     library = ctypes.CDLL(str(library_path()))
-    if not hasattr(library, name):
-        raise RuntimeError(f"{library_path()} was built without CUDA kernels: it has no {name}")
-    function = getattr(library, name)
     launches, runs = name.startswith("ort_moe_launch_"), name.startswith("ort_moe_run_")
+    if not hasattr(library, name):
+        cause = "is of another version" if runs else "was built without CUDA kernels"
+        raise RuntimeError(f"{library_path()} {cause}: it has no {name}")
+    function = getattr(library, name)
     second = ((ctypes.c_void_p,) if launches else ()) + ((ctypes.c_int64,) if runs else ())
     function.argtypes = (ctypes.c_void_p, *second)
     function.restype = ctypes.c_char_p if second else ctypes.c_int64
@@ -46,31 +47,39 @@ def _function(name: str) -> Any:
 
 
 def launch(name: str, call: ctypes.Structure, stream: int) -> None:
-    """Calls a launcher on a stream, or a host kernel with a number of threads.
+    """Calls the launcher of an op on a stream.
 
     Raises:
-        RuntimeError: It returned an error.
+        RuntimeError: It returned an error, or the library has none.
     """
-    error: bytes | None = _function(name)(ctypes.byref(call), stream)
-    if error is not None:
-        raise RuntimeError(error.decode())
+    _call(f"ort_moe_launch_{name}", call, stream)
 
 
 def launch_or_run(name: str, call: ctypes.Structure, stream: int, cpu_threads: int | None) -> None:
     """Calls the launcher of an op on a stream or, with a number of threads, its kernel on the host.
 
     Raises:
-        RuntimeError: It returned an error.
+        RuntimeError: It returned an error, or the library has none.
     """
     if cpu_threads is None:
-        launch(f"ort_moe_launch_{name}", call, stream)
+        launch(name, call, stream)
     else:
-        launch(f"ort_moe_run_{name}", call, cpu_threads)
+        _call(f"ort_moe_run_{name}", call, cpu_threads)
+
+
+def _call(function: str, call: ctypes.Structure, argument: int) -> None:
+    error: bytes | None = _function(function)(ctypes.byref(call), argument)
+    if error is not None:
+        raise RuntimeError(error.decode())
 
 
 def scratch_bytes(name: str, call: ctypes.Structure) -> int:
-    """What a function that tells a size returns."""
-    size: int = _function(name)(ctypes.byref(call))
+    """Bytes of scratch that a launcher needs.
+
+    Raises:
+        RuntimeError: The library has no such launcher.
+    """
+    size: int = _function(f"ort_moe_{name}_scratch_bytes")(ctypes.byref(call))
     return size
 
 

@@ -114,7 +114,7 @@ def fused_experts(
         beta=config.beta,
         limit=config.limit,
     )
-    launch("ort_moe_launch_fused_experts", call, stream)
+    launch("fused_experts", call, stream)
 
 
 def fused_experts_scratch_bytes(
@@ -132,7 +132,7 @@ def fused_experts_scratch_bytes(
     shape = _experts_shape(config, tokens=tokens, hidden=hidden, inner=inner, experts=experts, k=k, dtype=dtype)
     weight_on = choice_number(FUSED_EXPERTS, "weight_on", config.weight_on)
     call = _FusedExpertsCall(**shape, weight_on=weight_on, **(dict.fromkeys(MAPS, 1) if with_maps else {}))
-    return scratch_bytes("ort_moe_fused_experts_scratch_bytes", call)
+    return scratch_bytes("fused_experts", call)
 
 
 def _experts_shape(config: ExpertsConfig, *, dtype: str, **sizes: int) -> dict[str, int]:

@@ -84,7 +84,7 @@ def finalize_routing(
         dtype=dtype_number(dtype),
         routing_settled=routing_settled,
     )
-    launch("ort_moe_launch_finalize_routing", call, stream)
+    launch("finalize_routing", call, stream)
 
 
 def gather_finalize(
@@ -153,4 +153,4 @@ def gather_finalize(
         experts=experts,
         dtype=dtype_number(dtype),
     )
-    launch("ort_moe_launch_gather_finalize", call, stream)
+    launch("gather_finalize", call, stream)

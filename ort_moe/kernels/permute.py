@@ -51,13 +51,13 @@ def routing_maps(
         RuntimeError: The launch failed.
     """
     call = _RoutingMapsCall(indices=indices, **addresses(maps), scratch=scratch, tokens=tokens, k=k, experts=experts)
-    launch("ort_moe_launch_routing_maps", call, stream)
+    launch("routing_maps", call, stream)
 
 
 def routing_maps_scratch_bytes(*, tokens: int, k: int, experts: int) -> int:
     """Bytes of scratch that `routing_maps` needs; may be 0."""
     call = _RoutingMapsCall(tokens=tokens, k=k, experts=experts)
-    return scratch_bytes("ort_moe_routing_maps_scratch_bytes", call)
+    return scratch_bytes("routing_maps", call)
 
 
 def permute_tokens(
@@ -105,10 +105,10 @@ def permute_tokens(
         experts=experts,
         dtype=dtype_number(dtype),
     )
-    launch("ort_moe_launch_permute_tokens", call, stream)
+    launch("permute_tokens", call, stream)
 
 
 def permute_tokens_scratch_bytes(*, tokens: int, hidden: int, k: int, experts: int) -> int:
     """Bytes of scratch that `permute_tokens` needs; may be 0."""
     call = _PermuteTokensCall(tokens=tokens, hidden=hidden, k=k, experts=experts)
-    return scratch_bytes("ort_moe_permute_tokens_scratch_bytes", call)
+    return scratch_bytes("permute_tokens", call)

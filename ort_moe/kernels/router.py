@@ -82,14 +82,14 @@ def fused_router(
         maps=maps,
         scratch=scratch,
     )
-    launch("ort_moe_launch_fused_router", call, stream)
+    launch("fused_router", call, stream)
 
 
 def router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int) -> int:
     """Bytes of scratch that `fused_router` needs to build maps; may be 0."""
     wanted = dict.fromkeys(MAPS, 1)
     call = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **wanted)
-    return scratch_bytes("ort_moe_router_scratch_bytes", call)
+    return scratch_bytes("router", call)
 
 
 def shared_gate_router(
@@ -164,14 +164,14 @@ def shared_gate_router(
         base=shared_base,
         scale=shared_scale,
     )
-    launch("ort_moe_launch_shared_gate_router", call, stream)
+    launch("shared_gate_router", call, stream)
 
 
 def shared_gate_router_scratch_bytes(config: RouterConfig, *, rows: int, experts: int, shared: int) -> int:
     """Bytes of scratch that `shared_gate_router` needs to build maps; may be 0."""
     router = _FusedRouterCall(rows=rows, experts=experts, k=config.k, **dict.fromkeys(MAPS, 1))
     call = _SharedGateRouterCall(router=router, count=shared)
-    return scratch_bytes("ort_moe_shared_gate_router_scratch_bytes", call)
+    return scratch_bytes("shared_gate_router", call)
 
 
 def _fused_router_call(

@@ -272,7 +272,7 @@ def aux_loss(
 def aux_loss_scratch_bytes(*, rows: int, experts: int, dtype: str) -> int:
     """Bytes of device memory that `aux_loss` needs for its length; may be 0."""
     call = _AuxLossCall(rows=rows, experts=experts, dtype=dtype_number(dtype))
-    return scratch_bytes("ort_moe_aux_loss_scratch_bytes", call)
+    return scratch_bytes("aux_loss", call)
 
 
 def aux_loss_grad(
