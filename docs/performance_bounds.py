@@ -36,10 +36,11 @@ mxfp4, where tokens share experts, at 2.3 for int4 and 3.1 for int8 and fp8; wha
 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns better; with
 four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp made no difference.
 
-Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, or what fits into shared memory, the grouped product
-takes over, with mma.sync up to 20 tokens of an expert in the mean of four bits and 16 of eight, then with wgmma. A
-weight is decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16,
-32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on.
+Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, 64 of dense weights and two for each expert, or what
+fits into shared memory, the grouped product takes over: dense weights with wgmma, packed ones with mma.sync up to 20
+tokens of an expert in the mean of four bits and 16 of eight, then with wgmma. A weight is decoded once for all tokens.
+Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s;
+wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on.
 At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and
 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of
 the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A
