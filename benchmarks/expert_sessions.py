@@ -14,7 +14,8 @@ import onnxruntime
 import torch
 
 from benchmarks.expert_models import Model, cycle_model, stack_model
-from benchmarks.expert_stack import TORCH_TYPES, Experts, Stack
+from benchmarks.expert_stack import Experts, Stack
+from benchmarks.timing import TORCH_TYPES
 from ort_moe.library import register
 
 

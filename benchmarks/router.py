@@ -27,6 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import command, timing
 from benchmarks.output import beside_peer
+from benchmarks.timing import TORCH_TYPES
 from ort_moe import kernels
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.reference.fused_router import fused_router
@@ -37,8 +38,6 @@ TOKENS = (1, 4, 64, 1024, 8192)
 MAX_LAUNCHES = 1000
 MAX_LOGIT_BYTES = 1 << 30  # of all buffers of a graph
 SPACING = 4096  # bytes between the buffers of small launches: no two share a DRAM page's burst
-
-TORCH_TYPES = {"float": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 SOFTMAX: dict[str, AttributeValue] = {"score": "softmax", "normalize": 1}
 GROUPED: dict[str, AttributeValue] = {

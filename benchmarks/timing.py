@@ -19,6 +19,9 @@ FLUSH_BYTES = 256 << 20
 COPY_BYTES = 2 << 30
 """Size of the copy whose bandwidth is the ceiling of memory-bound kernels."""
 
+TORCH_TYPES = {"float": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Types of activations by their ONNX names."""
+
 
 def graph_time(
     launch: Callable[[int, int], None],

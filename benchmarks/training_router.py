@@ -19,13 +19,13 @@ import torch
 
 from benchmarks import timing
 from benchmarks.output import beside_peer, publish
+from benchmarks.timing import TORCH_TYPES
 from benchmarks.training_works import Work, works
 from ort_moe.kernels import training
 from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 
 PEER = "TransformerEngine"
 BUFFER_BYTES = 600 << 20  # of all buffers of a graph: many times the L2 cache
-TORCH_TYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def logits_of(work: Work, count: int) -> torch.Tensor:

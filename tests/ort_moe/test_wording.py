@@ -1,3 +1,7 @@
+"""Numbers of things in sentences."""
+
+from __future__ import annotations
+
 import pytest
 
 from ort_moe.wording import counted
