@@ -66,7 +66,7 @@ __device__ __forceinline__ void StoreAllScores(const ProbsBlockParams& p, const 
 template <typename T>
 __global__ void __launch_bounds__(kBlock, 8) ProbsBlockKernel(const __grid_constant__ ProbsBlockParams p) {
   extern __shared__ __align__(16) uint64_t block_shared[];
-  constexpr int kMarkWords = 8192 / kWarp;
+  constexpr int kMarkWords = kMaxTrainingExperts / kWarp;
   __shared__ uint32_t marks[kMarkWords];
   __shared__ __align__(16) unsigned char row_params[sizeof(RouterParams)];
   const int thread = static_cast<int>(threadIdx.x);

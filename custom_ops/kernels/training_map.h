@@ -14,7 +14,7 @@ inline constexpr int64_t MapBytes(MapFormat format, int64_t experts) {
   return format == MapFormat::kByte ? experts : (experts + 7) / 8;
 }
 
-// The training ops are refused beyond: a row fits into the registers of a thread block.
+// The training ops are refused beyond: so many marks a block has room for (router_probs_block.cuh).
 inline constexpr int64_t kMaxTrainingExperts = 8192;
 
 }  // namespace ort_moe
