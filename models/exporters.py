@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
 import torch
-from transformers.exporters import OnnxConfig, OnnxExporter
 
-from models.torch_models import quiet
+from ort_moe.exporting.graph import export_graph, quiet, strip_metadata
 
 Feeds = Mapping[str, torch.Tensor]
 
@@ -56,8 +54,7 @@ def export_transformers(
 ) -> ir.Model:
     """transformers' own exporter: torch.export with patches and translations of its own."""
     dims = {axis: torch.export.Dim(name, min=1) for axis, name in AXES.items()}
-    config = OnnxConfig(opset_version=opset, dynamic_shapes=None if static else dict.fromkeys(feeds, dims))
-    model, _ = OnnxExporter().export_program(module, dict(feeds), config)
+    model = export_graph(module, feeds, None if static else dict.fromkeys(feeds, dims), opset=opset)
     # It names outputs after what a model returns.
     for value, name in zip(model.graph.outputs, outputs, strict=True):
         value.name = name
@@ -85,15 +82,5 @@ def export_module(
     """Export `module`, called with `feeds` in order, by the exporter of that name."""
     with quiet():
         model = EXPORTERS[exporter][0](module, feeds, outputs, opset, static)
-    _strip(model)
+    strip_metadata(model)
     return model
-
-
-def _strip(model: ir.Model) -> None:
-    """Remove metadata and doc strings in place: stack traces are nine tenths of a freshly exported small file."""
-    common_passes.ClearMetadataAndDocStringPass()(model)
-    for graph in model.graphs():
-        values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        for value in values:
-            value.metadata_props.clear()
-            value.doc_string = None

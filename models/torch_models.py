@@ -1,13 +1,8 @@
 """The torch side of a fixture: true transformers classes at fixture size, with seeded weights. Needs transformers."""
 
-import contextlib
 import dataclasses
-import io
-import logging
 import re
-import warnings
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,6 +10,7 @@ import transformers
 
 from models.architectures import Architecture
 from models.geometry import COMMON_CONFIG, EXPERT_COUNT_NAMES, EXPERTS_PER_TOKEN_NAMES
+from ort_moe.exporting.graph import quiet
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -56,18 +52,6 @@ class CausalLM(torch.nn.Module):
             return self.model(input_ids=input_ids, use_cache=False, **options).logits
         outputs = self.model(input_ids=input_ids, use_cache=False, output_router_logits=True, **options)
         return (outputs.logits, *outputs.router_logits)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the exporters' progress reports and their warnings about optional packages off the terminal."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def draw_weight(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
