@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ort_moe.doctor import diagnose
     from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
     from ort_moe.explanation import explain
+    from ort_moe.exporting.export import export
     from ort_moe.inspection import inspect
     from ort_moe.library import library_path, register
     from ort_moe.optimization import optimize
@@ -34,6 +35,7 @@ __all__ = [
     "VerificationError",
     "diagnose",
     "explain",
+    "export",
     "inspect",
     "library_path",
     "optimize",
@@ -52,6 +54,7 @@ _MODULE_OF = {
     "VerificationError": "ort_moe.errors",
     "diagnose": "ort_moe.doctor",
     "explain": "ort_moe.explanation",
+    "export": "ort_moe.exporting.export",
     "inspect": "ort_moe.inspection",
     "library_path": "ort_moe.library",
     "optimize": "ort_moe.optimization",

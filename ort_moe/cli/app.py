@@ -6,6 +6,7 @@ import typer
 
 from ort_moe.cli.doctor import doctor
 from ort_moe.cli.explain import explain
+from ort_moe.cli.export import export
 from ort_moe.cli.inspect import inspect
 from ort_moe.cli.optimize import optimize
 from ort_moe.cli.tables import ops, rules
@@ -21,5 +22,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would take a third of its time
 )
-for verb in (optimize, inspect, explain, verify, doctor, ops, rules):
+for verb in (export, optimize, inspect, explain, verify, doctor, ops, rules):
     app.command()(verb)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -36,18 +36,18 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Shows on a terminal, after a second, that work is going on."""
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal, after a second, that work is going on; what it yields changes the text."""
     console = _console(sys.stderr)
     if not console.is_terminal:
-        yield
+        yield lambda text: None
         return
     status = console.status(text)
     timer = threading.Timer(_PATIENCE, status.start)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield status.update
     finally:
         timer.cancel()
         timer.join()

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def export_graph(
-    module: torch.nn.Module, inputs: Mapping[str, Any], dynamic_shapes: Mapping[str, Any] | None, *, opset: int
+    module: torch.nn.Module,
+    inputs: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | None,
+    *,
+    opset: int,
+    trust_shapes: bool = False,
 ) -> ir.Model:
     """Exports a module by torch.export with transformers' patches and translations, without metadata.
 
@@ -24,10 +29,15 @@ def export_graph(
         inputs: Tensors to trace with, or nested dictionaries of tensors, whose graph inputs are named `outer.inner`.
         dynamic_shapes: Of the same structure, what varies of each tensor, as torch.export takes it; None: nothing.
         opset: Version of the standard operator set.
+        trust_shapes: Export although torch.export cannot prove that the graph takes every size allowed.
     """
     from transformers.exporters import OnnxConfig, OnnxExporter
 
-    config = OnnxConfig(opset_version=opset, dynamic_shapes=None if dynamic_shapes is None else dict(dynamic_shapes))
+    config = OnnxConfig(
+        opset_version=opset,
+        dynamic_shapes=None if dynamic_shapes is None else dict(dynamic_shapes),
+        prefer_deferred_runtime_asserts_over_guards=trust_shapes,
+    )
     with quiet():
         model: ir.Model
         model, _ = OnnxExporter().export_program(module, dict(inputs), config)

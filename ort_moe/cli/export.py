@@ -1,0 +1,69 @@
+"""`ort-moe export`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ort_moe.cli.console import progress, show
+
+
+class Precision(StrEnum):
+    """What the weights become."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+    @property
+    def name_of_api(self) -> Literal["fp32", "fp16", "bf16"]:
+        """As the API calls it."""
+        names: dict[str, Literal["fp32", "fp16", "bf16"]] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
+        return names[self.value]
+
+
+def export(
+    model_folder: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR", help="A Hugging Face model folder.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", help="The folder to write.", show_default=False)
+    ],
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="Tokens that the cache holds. [default: as many as the model was made for, at most 4096]",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences side by side.")] = 1,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Of the weights. [default: as stored]", show_default=False)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow the output to exist: files of the same names are replaced.")
+    ] = False,
+) -> None:
+    """Export a Hugging Face model to ONNX, in the form that `optimize` fuses whole.
+
+    A decode graph of fixed shapes and a prefill graph over one file of weights and one key-value cache, with the
+    model's configurations and tokenizer beside them. Needs PyTorch and transformers: the extra `export`.
+    """
+    from ort_moe.exporting.export import export as run
+
+    with progress(f"exporting {model_folder}") as tell:
+        result = run(
+            model_folder,
+            output,
+            max_length=max_length,
+            batch=batch,
+            precision=None if precision is None else precision.name_of_api,
+            force=force,
+            progress=lambda step: tell(f"exporting {model_folder}: {step}"),
+        )
+    show(result)

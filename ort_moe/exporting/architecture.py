@@ -1,0 +1,169 @@
+"""What a model's class says before its weights are read: whether it can be exported. Needs torch and transformers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.cache_utils import DummyLayer, DynamicCache, StaticLayer, StaticSlidingWindowLayer
+
+from ort_moe.errors import ModelError
+from ort_moe.exporting.checkpoint import Checkpoint
+from ort_moe.exporting.graph import quiet
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Precisions by the names that options have."""
+
+AS_BUILT: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+"""How models are built for export.
+
+Of transformers' forms of experts, `batched_mm` is the one that gives the same few nodes for any number of tokens and
+experts. `eager` attention takes masks of numbers, which every architecture makes in one place.
+"""
+
+_KEPT = (StaticLayer, StaticSlidingWindowLayer)
+"""Kinds of cache layers that keep keys and values, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a checkpoint's language model is exported.
+
+    Attributes:
+        config: transformers' configuration of it.
+        layers: For each layer of its cache, the shapes (heads, head size) of keys and of values, or None.
+        moe_layers: Number of modules that hold experts.
+        longest: Positions that the model was made for; None: it does not say.
+    """
+
+    config: Any
+    layers: tuple[tuple[tuple[int, int], tuple[int, int]] | None, ...]
+    moe_layers: int
+    longest: int | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Architecture:
+        """Builds the model without weights and looks at it.
+
+        Raises:
+            ModelError: It cannot be exported; the message has the architecture's name and the reason.
+        """
+        config = _config(checkpoint)
+        refused = f"{checkpoint.folder}: the architecture '{checkpoint.model_type}' cannot be exported"
+        text_config = config.get_text_config(decoder=True)
+        _check_cache(text_config, refused)
+        try:
+            with quiet(), torch.device("meta"), torch.no_grad():
+                model = transformers.AutoModelForCausalLM.from_config(config, **AS_BUILT).eval()
+                cache = DynamicCache(config=text_config)
+                model(input_ids=torch.zeros(1, 1, dtype=torch.long), cache=cache, use_cache=True)
+        except Exception as error:  # whatever a model's code raises
+            raise ModelError(
+                f"{refused}: its code does not run with a plain key-value cache: {_line(error)}"
+            ) from error
+        return cls(
+            config=config,
+            layers=tuple(_shapes(layer) for layer in cache.layers),
+            moe_layers=sum(map(is_experts_module, model.modules())),
+            longest=getattr(text_config, "max_position_embeddings", None),
+        )
+
+
+def is_experts_module(module: torch.nn.Module) -> bool:
+    """Whether it is a stack of experts: of those that transformers dispatches, or of a class that is called so."""
+    return hasattr(module, "is_concatenated") or type(module).__name__.endswith("Experts")
+
+
+def load_model(checkpoint: Checkpoint, precision: str | None) -> transformers.PreTrainedModel:
+    """Reads the weights.
+
+    Args:
+        checkpoint: Where from.
+        precision: A key of `DTYPES`; None: as stored. What the architecture keeps in float32 stays so.
+
+    Raises:
+        ModelError: They cannot be read, or some of the model's are not among them.
+    """
+    try:
+        with quiet(), _without_progress_bars():
+            model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder,
+                dtype="auto" if precision is None else DTYPES[precision],
+                local_files_only=True,
+                output_loading_info=True,
+                **AS_BUILT,
+            )
+    except Exception as error:  # safetensors, torch and transformers raise classes of their own
+        raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {_line(error)}") from error
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{checkpoint.folder}: its files lack weights of the model: {missing[0]}{others}")
+    for module in model.modules():
+        if hasattr(module, "is_concatenated"):  # experts of composite models follow a configuration of their own
+            module.config._experts_implementation = AS_BUILT["experts_implementation"]
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keeps transformers' own off the terminal."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _config(checkpoint: Checkpoint) -> Any:
+    name, version = checkpoint.model_type, transformers.__version__
+    if name not in transformers.CONFIG_MAPPING:
+        own = "; code that comes with a checkpoint is not run" if "auto_map" in checkpoint.config else ""
+        raise ModelError(f"{checkpoint.folder}: transformers {version} knows no architecture '{name}'{own}")
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+    except Exception as error:  # configurations check themselves, each in its way
+        raise ModelError(f"{checkpoint.folder}: config.json does not fit '{name}': {_line(error)}") from error
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{checkpoint.folder}: the architecture '{name}' cannot be exported: transformers {version} has no class "
+            "for it that generates text from text alone"
+        )
+    return config
+
+
+def _check_cache(config: Any, refused: str) -> None:
+    """Looks whether a cache of keys and values is all that the model carries from token to token."""
+    try:
+        layers = transformers.StaticCache(config, max_cache_len=2).layers
+    except KeyError as error:
+        raise ModelError(f"{refused}: transformers has no cache of fixed length for layers of type {error}") from error
+    kinds = getattr(config, "layer_types", None) or [type(layer).__name__ for layer in layers]
+    others = Counter(kind for kind, layer in zip(kinds, layers, strict=True) if type(layer) not in (*_KEPT, DummyLayer))
+    if others:
+        kind, number = others.most_common(1)[0]
+        raise ModelError(
+            f"{refused}: {number} of its {len(layers)} layers are of type '{kind}', which keep a state other than keys "
+            "and values"
+        )
+
+
+def _shapes(layer: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    if getattr(layer, "keys", None) is None:
+        return None
+    return (layer.keys.shape[1], layer.keys.shape[3]), (layer.values.shape[1], layer.values.shape[3])
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an exception says, with its class where that says more."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,142 @@
+"""A Hugging Face model folder, looked at without PyTorch and without reading its weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ort_moe.errors import ModelError
+from ort_moe.wording import counted
+
+CONFIG = "config.json"
+_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_CARRIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*")
+"""Of the folder's own files, what goes along with an export: configurations, tokenizer and terms of use."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that a model can be loaded from.
+
+    Attributes:
+        folder: Its absolute path.
+        config: What `config.json` says.
+        weights: The files that hold the weights.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    weights: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> Checkpoint:
+        """Looks at a folder.
+
+        Raises:
+            ModelError: It is no model folder, or its weights are not all there, or they are quantized.
+        """
+        path = Path(os.path.abspath(folder))
+        if not path.exists():
+            raise ModelError(f"cannot read {path}: there is no such folder")
+        if not path.is_dir():
+            raise ModelError(f"{path} is a file: a Hugging Face model folder is expected, which holds {CONFIG}")
+        config = _read_config(path)
+        quantization = config.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "") if isinstance(quantization, dict) else ""
+            raise ModelError(
+                f"{path}: its weights are quantized{f' ({method})' if method else ''}, which PyTorch's exporter does "
+                "not take: export the unquantized model, and pack it with `ort-moe optimize --weights`"
+            )
+        return cls(path, config, _weights(path))
+
+    @property
+    def model_type(self) -> str:
+        """The name of the architecture."""
+        return str(self.config["model_type"])
+
+    @property
+    def carried(self) -> tuple[Path, ...]:
+        """The files that go along with an export, sorted."""
+        found = {path for pattern in _CARRIED for path in self.folder.glob(pattern) if path.is_file()}
+        return tuple(sorted(path for path in found if not path.name.endswith(".index.json")))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        hint = ""
+        if (folder / "genai_config.json").exists() or any(folder.glob("*.onnx")):
+            hint = "; it holds ONNX already, which `ort-moe optimize` takes"
+        raise ModelError(f"{folder} is no Hugging Face model folder: there is no {CONFIG} in it{hint}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} names no architecture: 'model_type' is expected")
+    return config
+
+
+def _weights(folder: Path) -> tuple[Path, ...]:
+    """The files of weights, all of which are there and whole as far as can be told without reading them."""
+    for name in _SINGLE_FILES:
+        if (folder / name).is_file():
+            return _whole((folder / name,))
+    for name in _INDEX_FILES:
+        if (folder / name).is_file():
+            return _whole(_sharded(folder / name))
+    raise ModelError(
+        f"{folder} holds no weights: {' or '.join(_SINGLE_FILES)} is expected, or one of their index files"
+    )
+
+
+def _sharded(index: Path) -> tuple[Path, ...]:
+    """The files that an index names."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = tuple(index.parent / name for name in names)
+    except OSError as error:
+        raise ModelError(f"cannot read {index}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is no index of weights: 'weight_map' is expected, with a file for each") from error
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        others = f" (and {counted(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{index.parent}: weights are missing: {index.name} names {missing[0]}, which is not there{others}"
+        )
+    return files
+
+
+def _whole(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    for file in files:
+        with file.open("rb") as opened:
+            head = opened.read(8)
+            if head.startswith(b"version "):
+                raise ModelError(f"{file} is a Git LFS pointer and no weights: fetch them with `git lfs pull`")
+            if file.suffix == ".safetensors":
+                _check_safetensors(file, int.from_bytes(head, "little"), opened.read)
+    return files
+
+
+def _check_safetensors(file: Path, header_size: int, read: Any) -> None:
+    """Looks whether the file is as long as its header says; it starts with the header's size in 8 bytes."""
+    size = file.stat().st_size
+    expected = 8 + header_size
+    if expected <= size:
+        try:
+            tensors = json.loads(read(header_size))
+            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
+            expected += max(ends, default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"{file} is not in the format safetensors: its header cannot be read") from error
+    if expected > size:
+        raise ModelError(f"{file} is cut short or damaged: it should have {expected} bytes, and has {size}")
