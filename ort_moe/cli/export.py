@@ -45,6 +45,9 @@ def export(
     precision: Annotated[
         Precision | None, typer.Option(help="Of the weights. [default: as stored]", show_default=False)
     ] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Run both graphs and compare them with PyTorch before the output is put in place.")
+    ] = True,
     force: Annotated[
         bool, typer.Option("--force", help="Allow the output to exist: files of the same names are replaced.")
     ] = False,
@@ -63,6 +66,7 @@ def export(
             max_length=max_length,
             batch=batch,
             precision=None if precision is None else precision.name_of_api,
+            verify=verify,
             force=force,
             progress=lambda step: tell(f"exporting {model_folder}: {step}"),
         )

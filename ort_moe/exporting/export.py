@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ort_moe.errors import ModelError, OutputError
+from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.exporting.checkpoint import Checkpoint
 from ort_moe.exporting.output_folder import StagedFolder, check_output_folder
 from ort_moe.exporting.requirements import require_exporter
@@ -52,6 +52,8 @@ class Export(Printable):
         cache_bytes: Of all keys and values.
         weight_bytes: Of the file of weights.
         carried: Names of the files that were copied.
+        difference: Of the graphs' logits from PyTorch's, relative to their norm; None where they were not compared.
+        warnings: Sentences for the user.
     """
 
     source: str
@@ -64,6 +66,8 @@ class Export(Printable):
     cache_bytes: int
     weight_bytes: int
     carried: tuple[str, ...]
+    difference: float | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def decode(self) -> Path:
@@ -88,8 +92,9 @@ class Export(Printable):
         ]
         if self.carried:
             lines.append(f"  copied: {', '.join(self.carried)}")
-        if not self.moe_layers:
-            lines.append("  without experts there is nothing in it that `ort-moe optimize` makes faster")
+        if self.difference is not None:
+            lines.append(f"verified: logits of a prompt and a token more, within {self.difference:.1e} of PyTorch's")
+        lines += [f"warning: {warning}" for warning in self.warnings]
         lines.append(f"written: {self.output}")
         return Group(*map(Text, lines))
 
@@ -101,6 +106,7 @@ def export(
     max_length: int | None = None,
     batch: int = 1,
     precision: Literal["fp32", "fp16", "bf16"] | None = None,
+    verify: bool = True,
     force: bool = False,
     progress: Callable[[str], object] = lambda step: None,
 ) -> Export:
@@ -120,6 +126,7 @@ def export(
         max_length: Tokens that the cache holds; None: as many as the model was made for, at most 4096.
         batch: Sequences side by side.
         precision: Of the weights; None: as stored.
+        verify: Whether to run both graphs on the CPU and compare them with PyTorch, in float32.
         force: Allow the output to exist; files of the same names are replaced, others stay.
         progress: Called with what is about to be done, in words.
 
@@ -127,6 +134,7 @@ def export(
         EnvironmentUnfitError: PyTorch or transformers is missing.
         ModelError: The folder holds no model, not all of its weights, or one that cannot be exported.
         OutputError: The output cannot be written there, or exists.
+        VerificationError: The graphs do not compute what PyTorch does; nothing was put in place.
         ValueError: The batch, the length or the precision is out of range.
     """
     if batch < 1:
@@ -141,11 +149,13 @@ def export(
     require_exporter()
 
     from ort_moe.exporting.architecture import Architecture, load_model
+    from ort_moe.exporting.check import check_graphs
 
     architecture = Architecture.of(checkpoint)
     length = _length(checkpoint, architecture, max_length)
     progress("reading the weights")
     model = load_model(checkpoint, precision)
+    exported_as = _precision_of(model)
     graphs = {}
     for name, tokens in ((DECODE, 1), (PREFILL, min(_TRACED_TOKENS, length))):
         progress(f"tracing {name}")
@@ -157,19 +167,32 @@ def export(
         except OSError as error:
             raise OutputError(f"cannot write {staged.output}: {error.strerror or error}") from error
         weight_bytes = (staged.path / WEIGHTS).stat().st_size
+        difference, warnings = None, []
+        if verify:
+            progress("comparing with PyTorch")
+            try:
+                difference = check_graphs(staged.path / PREFILL, staged.path / DECODE, model)
+            except EnvironmentUnfitError as error:
+                warnings.append(f"not verified: {error}")
+        else:
+            warnings.append("not verified: switched off")
         staged.commit()
+    if not architecture.moe_layers:
+        warnings.append("the model has no experts: there is nothing in it that `ort-moe optimize` makes faster")
     cache = [value for value in graphs[DECODE].graph.inputs if str(value.name).startswith("past_key_values.")]
     return Export(
         source=os.fspath(model_folder),
         output=os.fspath(output),
         architecture=checkpoint.model_type,
-        precision=_precision_of(model),
+        precision=exported_as,
         batch=batch,
         max_length=length,
         moe_layers=architecture.moe_layers,
         cache_bytes=sum(_nbytes(value) for value in cache),
         weight_bytes=weight_bytes,
         carried=tuple(path.name for path in checkpoint.carried),
+        difference=difference,
+        warnings=tuple(warnings),
     )
 
 

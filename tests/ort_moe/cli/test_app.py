@@ -14,8 +14,8 @@ from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.tiny_models import original, save
 
-VERBS = ("optimize", "inspect", "explain", "verify", "doctor", "ops", "rules")
-HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "ort_moe.rewrites")
+VERBS = ("export", "optimize", "inspect", "explain", "verify", "doctor", "ops", "rules")
+HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch", "transformers", "ort_moe.rewrites")
 SECONDS = 0.3
 
 
@@ -78,6 +78,7 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     "arguments",
     [
         ("no-such-verb",),
+        ("export",),
         ("optimize",),
         ("optimize", "model.onnx"),
         ("optimize", "model.onnx", "-o", "out.onnx", "--target", "tpu"),
