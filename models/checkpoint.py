@@ -4,6 +4,7 @@ Needs the `export` extra (torch and transformers).
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,11 @@ def write_checkpoint(name: str, folder: Path, *, precision: str = "fp32", **conf
     Raises:
         ValueError: There is no such row.
     """
-    model: Any = build_model(architecture(name), DTYPES[precision])
+    row = architecture(name)
+    model: Any = build_model(dataclasses.replace(row, config={**row.config, **config}), DTYPES[precision])
     for part in (model.config, getattr(model, "generation_config", None)):  # a part of a model has none
         if part is not None:
             part.use_cache, part.eos_token_id = True, None
-    for key, value in config.items():
-        setattr(model.config, key, value)
     model.save_pretrained(folder)
 
 

@@ -30,6 +30,12 @@ _KEPT = (StaticLayer, StaticSlidingWindowLayer)
 """Kinds of cache layers that keep keys and values, and nothing else."""
 
 
+_NOT_EXPORTABLE = {
+    "llama4_text": "it rotates queries and keys as complex numbers, which ONNX does not have",
+}
+"""Why not, by transformers' name, where it would show after the weights are read only."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How a checkpoint's language model is exported.
@@ -56,6 +62,8 @@ class Architecture:
         config = _config(checkpoint)
         refused = f"{checkpoint.folder}: the architecture '{checkpoint.model_type}' cannot be exported"
         text_config = config.get_text_config(decoder=True)
+        if text_config.model_type in _NOT_EXPORTABLE:
+            raise ModelError(f"{refused}: {_NOT_EXPORTABLE[text_config.model_type]}")
         _check_cache(text_config, refused)
         try:
             with quiet(), torch.device("meta"), torch.no_grad():
@@ -64,7 +72,7 @@ class Architecture:
                 model(input_ids=torch.zeros(1, 1, dtype=torch.long), cache=cache, use_cache=True)
         except Exception as error:  # whatever a model's code raises
             raise ModelError(
-                f"{refused}: its code does not run with a plain key-value cache: {_line(error)}"
+                f"{refused}: its code does not run with a plain key-value cache: {first_line(error)}"
             ) from error
         return cls(
             config=config,
@@ -99,7 +107,7 @@ def load_model(checkpoint: Checkpoint, precision: str | None) -> transformers.Pr
                 **AS_BUILT,
             )
     except Exception as error:  # safetensors, torch and transformers raise classes of their own
-        raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {_line(error)}") from error
+        raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {first_line(error)}") from error
     missing = sorted(loading["missing_keys"])
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -132,7 +140,7 @@ def _config(checkpoint: Checkpoint) -> Any:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
     except Exception as error:  # configurations check themselves, each in its way
-        raise ModelError(f"{checkpoint.folder}: config.json does not fit '{name}': {_line(error)}") from error
+        raise ModelError(f"{checkpoint.folder}: config.json does not fit '{name}': {first_line(error)}") from error
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
             f"{checkpoint.folder}: the architecture '{name}' cannot be exported: transformers {version} has no class "
@@ -163,7 +171,9 @@ def _shapes(layer: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
     return (layer.keys.shape[1], layer.keys.shape[3]), (layer.values.shape[1], layer.values.shape[3])
 
 
-def _line(error: BaseException) -> str:
-    """The first line of what an exception says, with its class where that says more."""
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception's first cause says, or the name of its class where it says nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -17,6 +17,8 @@ import torch
 from transformers import masking_utils
 from transformers.cache_utils import Cache, DummyLayer, StaticLayer
 
+from ort_moe.exporting.grouped_attention import grouped_attention
+
 Buffers = Mapping[str, Mapping[str, torch.Tensor]]
 """`key` and `value` by the number of the layer, in digits."""
 
@@ -41,7 +43,7 @@ class CachedStep(torch.nn.Module):
             _BufferLayer(past_key_values[str(i)], position_ids) if keeps else DummyLayer()
             for i, keeps in enumerate(self._layers)
         ]
-        with _masks_by_position(position_ids):
+        with _masks_by_position(position_ids), grouped_attention():
             outputs = self.model(
                 input_ids=input_ids, position_ids=position_ids, cache=Cache(layers=layers), use_cache=True
             )

@@ -218,6 +218,7 @@ def _graph(
     """Exports the model for one token, or for any number where it is traced with more."""
     import torch
 
+    from ort_moe.exporting.architecture import first_line
     from ort_moe.exporting.cached_step import CachedStep
     from ort_moe.exporting.graph import export_graph
 
@@ -242,9 +243,9 @@ def _graph(
     try:
         exported = export_graph(step, inputs, varying, opset=_OPSET, trust_shapes=True)
     except Exception as error:  # torch.export and its translators raise classes of their own
-        line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        reason = first_line(error)
         raise ModelError(
-            f"{checkpoint.folder}: the architecture '{checkpoint.model_type}' cannot be exported: {line}"
+            f"{checkpoint.folder}: the architecture '{checkpoint.model_type}' cannot be exported: {reason}"
         ) from error
     _name_sequence(exported)
     return exported

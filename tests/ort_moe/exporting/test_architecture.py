@@ -12,7 +12,7 @@ from ort_moe.exporting.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.export
 
-REFUSED = {"deepseek_v4", "inkling_text", "minimax", "mistral4", "zaya"}
+REFUSED = {"deepseek_v4", "inkling_text", "llama4_text", "minimax", "mistral4", "zaya"}
 """Of those that fixtures are made of; the documentation tells them."""
 
 

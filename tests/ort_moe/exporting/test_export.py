@@ -16,9 +16,15 @@ from ort_moe.exporting.export import DECODE, PREFILL, WEIGHTS, Export, export
 
 pytestmark = pytest.mark.export
 
-# Of each kind of router one; of these, GPT-OSS has layers with a window, DeepSeek-V3 keys and values of one head.
-ARCHITECTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss")
-BATCH, LENGTH, WINDOW = 2, 32, 8
+# Routers of each kind, attention of each kind: with groups of heads, latent, with a window in one layer and sinks.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "qwen3_moe": {"num_attention_heads": 4},
+    "deepseek_v3": {},
+    "glm4_moe": {},
+    "gpt_oss": {"num_attention_heads": 4, "sliding_window": 8},
+}
+BATCH, LENGTH = 2, 32
 PROMPTS = [[3, 5, 7, 11, 13], [4, 6, 8]]
 NEW_TOKENS = 20
 
@@ -57,8 +63,7 @@ def pytorch_text(folder: Path) -> list[list[int]]:
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp(request.param)
-    window = {"sliding_window": WINDOW} if request.param == "gpt_oss" else {}
-    checkpoint(request.param, folder / "model", **window)
+    checkpoint(request.param, folder / "model", **ARCHITECTURES[request.param])
     (folder / "model" / "tokenizer.json").write_text("{}")
     done = export(folder / "model", folder / "out", batch=BATCH, max_length=LENGTH)
     return Exported(folder / "model", pytorch_text(folder / "model"), done)
@@ -153,6 +158,16 @@ def test_nothing_keeps_decode_out_of_a_cuda_graph(exported: Exported) -> None:
     assert not ort_moe.inspect(exported.export.decode).blockers
 
 
+def test_the_cache_is_not_copied_for_each_head(tmp_path: Path) -> None:
+    import onnx_ir as ir
+
+    checkpoint("qwen3_moe", tmp_path / "model", num_attention_heads=4, num_key_value_heads=2)
+    done = export(tmp_path / "model", tmp_path / "out", max_length=LENGTH)
+    graph = ir.load(done.decode).graph
+    copied = [node.name for node in graph if node.op_type == "Expand" and LENGTH in tuple(node.inputs[0].shape or ())]
+    assert not copied
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_precision(tmp_path: Path, precision: str) -> None:
     checkpoint("mixtral", tmp_path / "model")
@@ -187,6 +202,7 @@ def test_model_without_experts(tmp_path: Path) -> None:
     [
         ("deepseek_v4", "transformers has no cache of fixed length for layers of type 'heavily_compressed_attention'"),
         ("zaya", "2 of its 2 layers are of type 'hybrid', which keep a state other than keys and values"),
+        ("llama4_text", "it rotates queries and keys as complex numbers, which ONNX does not have"),
         ("minimax", "its code does not run with a plain key-value cache: MiniMax uses cache of its own"),
     ],
 )
