@@ -59,9 +59,9 @@ floor: setup
 	test -d build/ort-$(FLOOR) || $(BIN)/python -m pip install --quiet --no-deps --target build/ort-$(FLOOR) onnxruntime==$(FLOOR)
 	PYTHONPATH=build/ort-$(FLOOR) $(BIN)/python -m pytest --quiet -n $(JOBS) -m "not gpu and not export" tests/custom_ops tests/rewrites
 
-# Exports models afresh and compares them with the fixtures, trains with ort_moe.torch, and generates tokens with
-# onnxruntime-genai; needs torch and transformers, so it is not part of `test`. onnxruntime-genai lies apart, for it asks
-# for the CPU's onnxruntime.
+# Exports models afresh and compares them with the fixtures, takes checkpoints through `ort-moe export`, trains with
+# ort_moe.torch, and generates tokens with onnxruntime-genai; needs torch and transformers, so it is not part of `test`.
+# onnxruntime-genai lies apart, for it asks for the CPU's onnxruntime.
 export: $(EXPORT_READY)
 	test -d build/genai-$(GENAI) || $(BIN)/python -m pip install --quiet --no-deps --target build/genai-$(GENAI) onnxruntime-genai==$(GENAI)
 	PYTHONPATH=$(CURDIR)/build/genai-$(GENAI) $(BIN)/python -m pytest --quiet -m export tests

@@ -3,9 +3,9 @@
     report = ort_moe.optimize("model.onnx", "out.onnx")
     session = ort_moe.session("out.onnx", providers=["CUDAExecutionProvider"])
 
-`inspect`, `explain` and `verify` look at models, `diagnose` at the installation. `register` and `library_path` are for
-people who create their sessions themselves; `register_schemas` teaches our operators to `onnx.checker` and to ONNX's
-shape inference.
+`export` makes ONNX of a Hugging Face folder. `inspect`, `explain` and `verify` look at models, `diagnose` at the
+installation. `register` and `library_path` are for people who create their sessions themselves; `register_schemas`
+teaches our operators to `onnx.checker` and to ONNX's shape inference.
 """
 
 from __future__ import annotations
