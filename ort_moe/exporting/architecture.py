@@ -87,11 +87,14 @@ def is_experts_module(module: torch.nn.Module) -> bool:
     return hasattr(module, "is_concatenated") or type(module).__name__.endswith("Experts")
 
 
-def load_model(checkpoint: Checkpoint, precision: str | None) -> transformers.PreTrainedModel:
+def load_model(
+    checkpoint: Checkpoint, architecture: Architecture, precision: str | None
+) -> transformers.PreTrainedModel:
     """Reads the weights.
 
     Args:
-        checkpoint: Where from.
+        checkpoint: Where from; quantized weights are unpacked.
+        architecture: What it is.
         precision: A key of `DTYPES`; None: as stored. What the architecture keeps in float32 stays so.
 
     Raises:
@@ -101,6 +104,7 @@ def load_model(checkpoint: Checkpoint, precision: str | None) -> transformers.Pr
         with quiet(), _without_progress_bars():
             model, loading = transformers.AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
+                config=architecture.config,
                 dtype="auto" if precision is None else DTYPES[precision],
                 local_files_only=True,
                 output_loading_info=True,
@@ -146,6 +150,8 @@ def _config(checkpoint: Checkpoint) -> Any:
             f"{checkpoint.folder}: the architecture '{name}' cannot be exported: transformers {version} has no class "
             "for it that generates text from text alone"
         )
+    if getattr(config, "quantization_config", None):
+        config.quantization_config = {**config.quantization_config, "dequantize": True}
     return config
 
 

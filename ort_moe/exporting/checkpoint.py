@@ -15,6 +15,9 @@ from ort_moe.wording import counted
 CONFIG = "config.json"
 _SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 _INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+UNPACKED = ("mxfp4", "fp8")
+"""Quantizations that transformers undoes while it loads."""
+
 _CARRIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*")
 """Of the folder's own files, what goes along with an export: configurations, tokenizer and terms of use."""
 
@@ -38,7 +41,7 @@ class Checkpoint:
         """Looks at a folder.
 
         Raises:
-            ModelError: It is no model folder, or its weights are not all there, or they are quantized.
+            ModelError: It is no model folder, or its weights are not all there, or quantized in a way that stays.
         """
         path = Path(os.path.abspath(folder))
         if not path.exists():
@@ -47,11 +50,11 @@ class Checkpoint:
             raise ModelError(f"{path} is a file: a Hugging Face model folder is expected, which holds {CONFIG}")
         config = _read_config(path)
         quantization = config.get("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method", "") if isinstance(quantization, dict) else ""
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        if method and method not in UNPACKED:
             raise ModelError(
-                f"{path}: its weights are quantized{f' ({method})' if method else ''}, which PyTorch's exporter does "
-                "not take: export the unquantized model, and pack it with `ort-moe optimize --weights`"
+                f"{path}: its weights are quantized ({method}), and only {' and '.join(UNPACKED)} can be undone: "
+                "export the unquantized model, and pack it with `ort-moe optimize --weights`"
             )
         return cls(path, config, _weights(path))
 

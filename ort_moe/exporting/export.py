@@ -154,7 +154,7 @@ def export(
     architecture = Architecture.of(checkpoint)
     length = _length(checkpoint, architecture, max_length)
     progress("reading the weights")
-    model = load_model(checkpoint, precision)
+    model = load_model(checkpoint, architecture, precision)
     exported_as = _precision_of(model)
     graphs = {}
     for name, tokens in ((DECODE, 1), (PREFILL, min(_TRACED_TOKENS, length))):

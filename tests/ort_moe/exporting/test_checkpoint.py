@@ -76,8 +76,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "pointer": (_pointer, "fetch them with `git lfs pull`"),
     "no header": (_no_header, "is not in the format safetensors"),
     "quantized": (
-        lambda folder: model_folder(folder, quantization_config={"quant_method": "mxfp4"}),
-        "its weights are quantized (mxfp4)",
+        lambda folder: model_folder(folder, quantization_config={"quant_method": "gptq"}),
+        "its weights are quantized (gptq), and only mxfp4 and fp8 can be undone",
     ),
 }
 
