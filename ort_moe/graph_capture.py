@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ _NO_CUDA_KERNEL = {
     *("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
 }
 """Standard operators without a kernel in ORT's CUDA provider; ORT copies to the host and back around them."""
+
+_OF_SHAPES = ("Shape", "Size")
+"""What they return does not depend on the data that they are given."""
 
 _SIZE_OPERANDS = {
     "ConstantOfShape": (0,),
@@ -67,6 +70,37 @@ def capture_blockers(graph: ir.Graph) -> Iterator[CaptureBlocker]:
             yield CaptureBlocker(node.name or "", node.op_type, why)
 
 
+def off_device(graph: ir.Graph, on_cpu: Iterable[tuple[str, str]]) -> Iterator[CaptureBlocker]:
+    """Those of the nodes that run on the CPU that take values from the device, or that the graph does not know.
+
+    ONNX Runtime lets nodes that compute shapes run on the CPU beside a captured graph; those come from no data.
+
+    Args:
+        graph: Of the model.
+        on_cpu: Name and operator of each node that ONNX Runtime gives to the CPU provider.
+    """
+    known: dict[ir.Value, bool] = {}
+    nodes = {node.name: node for node in graph.all_nodes() if node.name}
+    for name, operator in on_cpu:
+        node = nodes.get(name)
+        if node is None or (
+            operator not in _OF_SHAPES
+            and any(_depends_on_data(value, known) for value in node.inputs if value is not None)
+        ):
+            yield CaptureBlocker(name, operator, "it runs on the CPU")
+
+
+def summary(blockers: Iterable[CaptureBlocker]) -> list[str]:
+    """`If (control flow): branch, other and 3 more`, one text for each operator and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for blocker in blockers:
+        groups.setdefault((blocker.operator, blocker.why), []).append(blocker.node or "(no name)")
+    return [
+        f"{operator} ({why}): {', '.join(nodes[:4])}{f' and {len(nodes) - 4} more' if len(nodes) > 4 else ''}"
+        for (operator, why), nodes in groups.items()
+    ]
+
+
 def _depends_on_data(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
     """Whether a value follows from more than constants and shapes; iterative, for graphs are deep."""
     stack = [value]
@@ -79,7 +113,7 @@ def _depends_on_data(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
         if producer is None:
             known[top] = top.const_value is None
             continue
-        if producer.op_type in ("Shape", "Size", "Constant"):
+        if producer.op_type in _OF_SHAPES or producer.op_type == "Constant":
             known[top] = False
             continue
         inputs = [v for v in producer.inputs if v is not None]

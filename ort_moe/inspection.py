@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.expert_weights import ExpertWeight, expert_weights, fused_stacks, stack
-from ort_moe.graph_capture import CaptureBlocker, capture_blockers
+from ort_moe.graph_capture import CaptureBlocker, capture_blockers, summary
 from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.printable import Printable, byte_size, table
@@ -166,13 +166,7 @@ class Inspection(Printable):
     def _capture_text(self) -> str:
         if not self.blockers:
             return "CUDA graph: nothing in the way"
-        lines = ["CUDA graph: in the way are"]
-        groups: dict[tuple[str, str], list[str]] = {}
-        for blocker in self.blockers:
-            groups.setdefault((blocker.operator, blocker.why), []).append(blocker.node)
-        for (operator, why), nodes in groups.items():
-            shown = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-            lines.append(f"  {operator} ({why}): {shown}")
+        lines = ["CUDA graph: in the way are", *(f"  {line}" for line in summary(self.blockers))]
         return "\n".join(lines)
 
 

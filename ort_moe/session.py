@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.environment import installed_wheels, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.graph_capture import capture_blockers, off_device, summary
 from ort_moe.library import build_info, register
+from ort_moe.session_model import RECORD_PROVIDERS, nodes_on, read_model
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -43,7 +45,8 @@ def session(
     Raises:
         EnvironmentUnfitError: ONNX Runtime is missing, too old or installed twice, our library is missing, or a
             provider that was asked for is not there or did not start.
-        ModelError: ONNX Runtime does not take the model; its sentence follows.
+        ModelError: ONNX Runtime does not take the model; its sentence follows, and with `enable_cuda_graph` the nodes
+            that cannot be captured.
     """
     ort = require_onnxruntime()
     _require_one_wheel()
@@ -53,6 +56,9 @@ def session(
     if options is None:
         options = ort.SessionOptions()
     register(options)
+    captures = any(not isinstance(p, str) and captures_graph(p[1]) for p in chosen)
+    if captures:  # so that it can be asked which nodes are in the way
+        options.add_session_config_entry(*RECORD_PROVIDERS)
     if not isinstance(model, bytes):
         if not Path(model).is_file():
             raise ModelError(f"there is no model {os.fspath(model)}")
@@ -61,6 +67,9 @@ def session(
         created = ort.InferenceSession(model, options, providers=chosen, **arguments)
     except Exception as error:
         name = "the model" if isinstance(model, bytes) else model
+        blockers = _in_the_way(model, options, chosen) if captures else ""
+        if blockers:
+            raise ModelError(f"{name} cannot be captured in a CUDA graph, in the way are {blockers}") from error
         raise ModelError(f"ONNX Runtime does not take {name}: {runtime_message(error)}") from error
     for name in names:
         if name not in created.get_providers():
@@ -74,6 +83,33 @@ def session(
 def provider_names(providers: Sequence[Provider]) -> tuple[str, ...]:
     """The providers without their options."""
     return tuple(provider if isinstance(provider, str) else provider[0] for provider in providers)
+
+
+def captures_graph(options: Mapping[str, Any]) -> bool:
+    """Whether a provider's options ask for a CUDA graph."""
+    return str(options.get("enable_cuda_graph", 0)).lower() in ("1", "true")
+
+
+def _in_the_way(model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]) -> str:
+    """The nodes that keep a model out of a CUDA graph, in words; empty where it would not load without one, either.
+
+    ONNX Runtime refuses such a model as a whole. Without a graph it takes it, and then tells which nodes it gave to the
+    CPU.
+    """
+    import onnxruntime as ort
+
+    read = read_model(model)
+    if read is None:
+        return ""
+    blockers = list(capture_blockers(read.graph))
+    plain = [p if isinstance(p, str) else (p[0], {**p[1], "enable_cuda_graph": "0"}) for p in providers]
+    try:
+        session = ort.InferenceSession(model, options, providers=plain)
+    except Exception:  # then a graph is not what it fails for
+        return ""
+    known = {blocker.node for blocker in blockers}
+    blockers += [b for b in off_device(read.graph, nodes_on(session, CPU)) if b.node not in known]
+    return "; ".join(summary(blockers))
 
 
 def _default_providers(available: Sequence[str]) -> list[str]:

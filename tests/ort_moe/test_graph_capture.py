@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
 
 import models.fixtures
-from ort_moe.graph_capture import capture_blockers
+from ort_moe.graph_capture import CaptureBlocker, capture_blockers, off_device, summary
 from ort_moe.model_io import load_model
 
 
@@ -68,3 +68,26 @@ def test_batched_exports_can_be_captured() -> None:
     for fixture in models.fixtures.all():
         if fixture.kind == "block" and fixture.exporter == "dynamo":
             assert not list(capture_blockers(load_model(fixture.path).graph)), fixture.name
+
+
+def test_nodes_on_the_cpu() -> None:
+    """Those that compute sizes may be there; what takes data may not, and what nobody knows is told."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[n, 4] x) => (float[4, n] y, float[n, 4] z) <int64[2] order = {1, 0}>
+        { s = Shape (x) t = Gather (s, order) y = Reshape (x, t) z = Neg (x) }
+    """)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    on_cpu = [("s", "Shape"), ("t", "Gather"), ("z", "Neg"), ("fused", "FusedConv")]
+    found = list(off_device(ir.from_proto(model).graph, on_cpu))
+    assert [(b.node, b.operator, b.why) for b in found] == [
+        ("z", "Neg", "it runs on the CPU"),
+        ("fused", "FusedConv", "it runs on the CPU"),
+    ]
+
+
+def test_summary() -> None:
+    blockers = [CaptureBlocker(name, "If", "control flow") for name in "abcdef"]
+    blockers.append(CaptureBlocker("", "Det", "no CUDA kernel"))
+    assert summary(blockers) == ["If (control flow): a, b, c, d and 2 more", "Det (no CUDA kernel): (no name)"]
