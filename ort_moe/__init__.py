@@ -3,9 +3,10 @@
     report = ort_moe.optimize("model.onnx", "out.onnx")
     session = ort_moe.session("out.onnx", providers=["CUDAExecutionProvider"])
 
-`export` makes ONNX of a Hugging Face folder. `inspect`, `explain` and `verify` look at models, `diagnose` at the
-installation. `register` and `library_path` are for people who create their sessions themselves; `register_schemas`
-teaches our operators to `onnx.checker` and to ONNX's shape inference.
+`export` makes ONNX of a Hugging Face folder, and `DecodeLoop` runs a decode graph step after step on fixed buffers, on
+CUDA as a graph that is replayed. `inspect`, `explain` and `verify` look at models, `diagnose` at the installation.
+`register` and `library_path` are for people who create their sessions themselves; `register_schemas` teaches our
+operators to `onnx.checker` and to ONNX's shape inference.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing typing for it would cost more than the rest of this file
 if TYPE_CHECKING:
+    from ort_moe.decode_loop import DecodeLoop
     from ort_moe.doctor import diagnose
-    from ort_moe.errors import EnvironmentUnfitError, ModelError, OrtMoeError, OutputError, VerificationError
+    from ort_moe.errors import (
+        DecodeError,
+        EnvironmentUnfitError,
+        ModelError,
+        OrtMoeError,
+        OutputError,
+        VerificationError,
+    )
     from ort_moe.explanation import explain
     from ort_moe.exporting.export import export
     from ort_moe.inspection import inspect
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
     from ort_moe.verification import verify
 
 __all__ = [
+    "DecodeError",
+    "DecodeLoop",
     "EnvironmentUnfitError",
     "ModelError",
     "OrtMoeError",
@@ -47,6 +58,8 @@ __all__ = [
 
 # Loaded on first use: `import ort_moe` must cost nothing.
 _MODULE_OF = {
+    "DecodeError": "ort_moe.errors",
+    "DecodeLoop": "ort_moe.decode_loop",
     "EnvironmentUnfitError": "ort_moe.errors",
     "ModelError": "ort_moe.errors",
     "OrtMoeError": "ort_moe.errors",

@@ -20,6 +20,10 @@ class OutputError(OrtMoeError):
     """The output cannot be written (CLI: exit 1)."""
 
 
+class DecodeError(OrtMoeError, ValueError):
+    """A session, a state or the inputs of a step that a DecodeLoop cannot take (CLI: exit 1)."""
+
+
 class VerificationError(OrtMoeError):
     """The optimised model does not compute what the original does (CLI: exit 4).
 

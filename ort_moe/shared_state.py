@@ -1,0 +1,128 @@
+"""State that a decode graph carries from step to step: pairs of an input and an output, and which may share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+"""Their output may lie where their input does."""
+
+_ELEMENT_BY_ELEMENT = {
+    *("Abs", "Add", "And", "Clip", "Div", "Exp", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Relu"),
+    *("Sigmoid", "Sub", "Tanh", "Where", "Xor"),
+}
+"""Each element of the output follows from the inputs' at its place, so that it may be written over them.
+
+Not those of any number of inputs, whose first result is written before the last input is read.
+"""
+
+_INTO_FIRST_INPUT = {"ScatterElements", "ScatterND", "TensorScatter"}
+"""They write some elements; the others they copy from their first input, if it lies elsewhere."""
+
+_SHARING_ATTENTION = {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention"}
+"""Operators of com.microsoft whose past and present may share a buffer."""
+
+
+def pairs_by_name(inputs: Collection[str], outputs: Collection[str]) -> dict[str, str]:
+    """Inputs `past...` and the outputs `present...` of the same name, such as `past_key_values.0.key` and
+    `present.0.key`.
+    """
+    pairs = {}
+    for name in inputs:
+        rest = name.removeprefix("past")
+        candidates = (f"present{rest}", f"present{rest.removeprefix('_key_values')}")
+        if rest != name and (found := next((c for c in candidates if c in outputs), None)) is not None:
+            pairs[name] = found
+    return pairs
+
+
+def cannot_share(model: ir.Model, past: str, present: str) -> str | None:
+    """Why an input and an output may not share a buffer, in words; None where they may.
+
+    They may where nothing reads the input after the output is written, in whatever order nodes run: where every node
+    that reads the input comes before the one that writes the output, or is that one and puts each element at its place.
+    """
+    graph = model.graph
+    before = next((value for value in graph.inputs if value.name == past), None)
+    after = next((value for value in graph.outputs if value.name == present), None)
+    if before is None or after is None:
+        return "the model's file does not have them"
+    writer = after.producer()
+    while writer is not None and writer.op_type in _VIEWS and writer.inputs[0] is not None:
+        after = writer.inputs[0]
+        writer = after.producer()
+    if writer is None:
+        return None if after is before else f"'{present}' is not computed"
+    others = []
+    for reader, position in _readers(before, graph):
+        if reader is not writer:
+            others.append(reader)
+        elif not _in_place(writer, position):
+            return f"{_told(writer)} does not compute '{present}' in place"
+    earlier = _ancestors(writer) if others else set()
+    for reader in others:
+        if reader not in earlier or reader.op_identifier() in model.functions:  # of which any part may run late
+            return f"{_told(reader)} may read '{past}' after '{present}' is written"
+    return None
+
+
+def _in_place(node: ir.Node, position: int) -> bool:
+    if node.domain == "com.microsoft":
+        return node.op_type in _SHARING_ATTENTION
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    return node.op_type in _ELEMENT_BY_ELEMENT or (node.op_type in _INTO_FIRST_INPUT and position == 0)
+
+
+def _readers(value: ir.Value, graph: ir.Graph) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes of the graph that read a value, also through views and in their subgraphs, and at which input."""
+    stack = [value]
+    while stack:
+        for use in stack.pop().uses():
+            if use.node.graph is not graph:
+                yield _owner(use.node, graph), -1
+                continue
+            if use.node.op_type in _VIEWS and use.idx == 0:
+                stack.append(use.node.outputs[0])
+            yield use.node, use.idx
+
+
+def _owner(inner: ir.Node, graph: ir.Graph) -> ir.Node:
+    """The node of the graph in whose subgraphs a node is."""
+    for node in graph:
+        if any(inner is other for attribute in node.attributes.values() for other in _inside(attribute)):
+            return node
+    return inner
+
+
+def _ancestors(node: ir.Node) -> set[ir.Node]:
+    """All nodes that run before a node, in whatever order."""
+    found: set[ir.Node] = set()
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        inner = [user for attribute in top.attributes.values() for user in _inside(attribute)]
+        for value in [v for n in (top, *inner) for v in n.inputs]:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
+
+
+def _inside(attribute: ir.Attr) -> Iterator[ir.Node]:
+    import onnx_ir as ir
+
+    if attribute.type == ir.AttributeType.GRAPH:
+        yield from attribute.as_graph().all_nodes()
+    elif attribute.type == ir.AttributeType.GRAPHS:
+        for graph in attribute.as_graphs():
+            yield from graph.all_nodes()
+
+
+def _told(node: ir.Node) -> str:
+    return f"{node.op_type} '{node.name}'"
