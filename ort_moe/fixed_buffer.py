@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ class TensorType:
         name: That name.
         number: ONNX's number of it.
         dtype: NumPy's, or ml_dtypes' type of it.
+        native: Whether that is NumPy's own.
         storage: The type of NumPy's own that has its bits.
 
     Raises:
@@ -47,8 +50,8 @@ class TensorType:
         self.name = name
         self.number = int(onnx.TensorProto.DataType.Value(element.upper()))
         self.dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.number))
-        native = self.dtype.kind in "biufc"
-        self.storage: np.dtype[Any] = self.dtype if native else np.dtype(f"u{self.dtype.itemsize}")
+        self.native = self.dtype.kind in "biufc"
+        self.storage: np.dtype[Any] = self.dtype if self.native else np.dtype(f"u{self.dtype.itemsize}")
 
 
 class FixedBuffer:
@@ -95,8 +98,11 @@ class FixedBuffer:
         import onnxruntime
 
         if isinstance(values, onnxruntime.OrtValue):
-            self._check(values.shape(), values.data_type(), {self.type.name, f"tensor({self.type.storage.name})"})
-            return values
+            element = values.data_type()
+            if not self.type.native and element == f"tensor({self.type.storage.name})":  # as this one's own value
+                element = self.type.name
+            self._check(values.shape(), element, {self.type.name})
+            return values if self.type.native or values.data_type() != element else self._bits(values)
         array = np.asarray(values)
         self._check(array.shape, array.dtype.name, {self.type.dtype.name})
         native = array.astype(self.type.dtype, copy=False)  # but for the order of bytes it has that type
@@ -115,6 +121,17 @@ class FixedBuffer:
     def clear(self) -> None:
         """Fills it with zeros."""
         self.write(np.zeros(self.shape, self.type.storage))
+
+    def _bits(self, values: onnxruntime.OrtValue) -> npt.NDArray[Any]:
+        """What is in an OrtValue whose type NumPy lacks: neither it nor DLPack give it out."""
+        import onnxruntime
+
+        host = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(self.shape), self.type.number, "cpu", 0)
+        if 0 not in self.shape:
+            host.update_inplace(values)
+        size = math.prod(self.shape) * self.type.storage.itemsize
+        data = ctypes.string_at(host.data_ptr(), size) if size else b""
+        return np.frombuffer(data, self.type.storage).reshape(self.shape)
 
     def _check(self, shape: Sequence[int], dtype: str, allowed: set[str]) -> None:
         if dtype not in allowed:

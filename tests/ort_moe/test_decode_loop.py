@@ -15,7 +15,7 @@ from onnx import parser
 import ort_moe
 from ort_moe import DecodeError, DecodeLoop
 from tests.decode_models import STATE, Array, decode_model, empty_state, plain_step, step_inputs
-from tests.op_models import assert_same_bits
+from tests.op_models import assert_same_bits, ort_value
 
 CACHE = "past_key_values.0.key"
 
@@ -107,6 +107,21 @@ def test_types(element: str, dtype: Any) -> None:
     assert_same_bits(loop.step(x=x)["y"], np.zeros((2, 3), dtype))
     assert_same_bits(loop.step(x=x)["y"], x)
     assert_same_bits(loop.read_state()["past_x"], x)
+    value = ort_value(np.logical_not(x).astype(dtype))
+    loop.step(x=value)
+    assert_same_bits(loop.step(x=x)["y"], np.logical_not(x).astype(dtype))
+    with pytest.raises(DecodeError, match=r"'x' must have type .*, but has tensor\(uint32\)"):
+        loop.step(x=ort_value(x.astype(np.uint32)))
+
+
+def test_a_loops_values_are_anothers_inputs() -> None:
+    """Types that NumPy lacks, too."""
+    text = "g (bfloat16[3] x) => (bfloat16[3] y) { y = Identity (x) }"
+    one, two = (DecodeLoop(cpu_session(small(text)), on_device=on_device) for on_device in (True, False))
+    x = np.array([1, -2, 0.5], ml_dtypes.bfloat16)
+    value = one.step(x=x)["y"]
+    assert value.data_type() == "tensor(uint16)"
+    assert_same_bits(two.step(x=value)["y"], x)
 
 
 def test_empty_and_scalar_values() -> None:

@@ -15,6 +15,7 @@ from onnx import parser
 import ort_moe
 from ort_moe import DecodeError, DecodeLoop
 from tests.decode_models import Array, decode_model, empty_state, plain_step, step_inputs
+from tests.op_models import ort_value
 from tests.ort_moe.test_decode_loop import assert_same, refusal
 
 pytestmark = pytest.mark.gpu
@@ -129,6 +130,20 @@ def test_types(element: str, dtype: Any) -> None:
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     for expected in (np.zeros_like(x), x, x):
         assert_same(loop.step(x=x), {"y": expected})
+
+
+def test_bfloat16_from_a_plain_run() -> None:
+    """What ONNX Runtime has left on the device, in a type that NumPy lacks."""
+    text = '<ir_version: 10, opset_import: ["": 20]> g (bfloat16[3] x) => (bfloat16[3] y) { y = Mul (x, x) }'
+    model = parser.parse_model(text)
+    session, loop = cuda_session(model, graph=False), DecodeLoop(cuda_session(model))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", ort_value(np.array([1, 2, 3], ml_dtypes.bfloat16)))
+    binding.bind_output("y", "cuda")
+    session.run_with_iobinding(binding)
+    (square,) = binding.get_outputs()
+    assert square.device_name() == "cuda"
+    assert_same(loop.step(x=square), {"y": np.array([1, 16, 81], ml_dtypes.bfloat16)})
 
 
 def test_nodes_in_the_way_are_named() -> None:
