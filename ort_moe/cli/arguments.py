@@ -26,6 +26,20 @@ class Target(StrEnum):
         return names[self.value]
 
 
+class Provider(StrEnum):
+    """An execution provider."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+    @property
+    def names_of_api(self) -> tuple[str, ...]:
+        """As the API calls it; behind CUDA, the CPU has what CUDA does not run."""
+        from ort_moe.session import CPU, CUDA, ON_CPU
+
+        return ON_CPU if self is Provider.cpu else (CUDA, CPU)
+
+
 TARGET_HELP = (
     "Where the model shall run: what ONNX Runtime itself computes faster there stays. Or contrib: ONNX Runtime's own "
     "MoE and QMoE in place of our nodes."

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import AsJson
+from ort_moe.cli.arguments import AsJson, Provider
 from ort_moe.cli.console import print_json, progress, show
 from ort_moe.cli.exit_codes import ExitCode
-
-
-class Provider(StrEnum):
-    """An execution provider."""
-
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def verify(
@@ -32,13 +24,10 @@ def verify(
     Each router and each layer of experts on the original's own values, then end to end at several shapes, and twice for
     the same bits.
     """
-    from ort_moe.session import CPU, CUDA
     from ort_moe.verification import verify as run
 
     with progress(f"verifying {optimized}"):
-        verification = run(
-            reference, optimized, providers=[CPU] if provider is Provider.cpu else [CUDA, CPU], seed=seed
-        )
+        verification = run(reference, optimized, providers=provider.names_of_api, seed=seed)
     if as_json:
         print_json(verification.to_dict())
     show(verification, on_stderr=as_json)

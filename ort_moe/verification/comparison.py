@@ -25,6 +25,7 @@ from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
 from ort_moe.verification.sample_inputs import Feeds, Shape, draw, has_dynamic_tokens, usual_shapes
+from ort_moe.verification.signatures import check_signatures
 from ort_moe.verification.site import SiteCheck, has_body
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
 
@@ -59,7 +60,7 @@ def verify(
         EnvironmentUnfitError: No ONNX Runtime is installed, or one too old, or a provider does not start.
     """
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
-        _check_signatures(original.model, candidate.model)
+        check_signatures(original.model, candidate.model)
         comparison = _Comparison(original, candidate, seed)
         if shapes is None:
             shapes = usual_shapes(original.model)
@@ -351,48 +352,6 @@ def _is_nowhere_finite(outputs: Sequence[Any]) -> bool:
 def _bits(array: Any) -> Any:
     """What differs where any bit does."""
     return array.tolist() if array.dtype.kind == "O" else array.tobytes()
-
-
-def _check_signatures(original: ir.Model, candidate: ir.Model) -> None:
-    import onnx_ir as ir
-
-    for what, ours, theirs in (
-        ("inputs", original.graph.inputs, candidate.graph.inputs),
-        ("outputs", original.graph.outputs, candidate.graph.outputs),
-    ):
-        a, b = ([value.name for value in values] for values in (ours, theirs))
-        if a != b:
-            raise ModelError(f"the models cannot be compared: {_names_apart(what, a, b)}")
-        for value, other in zip(ours, theirs, strict=True):
-            if value.type is not None and not isinstance(value.type, ir.TensorType):
-                raise ModelError(f"the models cannot be compared: '{value.name}' is {value.type}, expected a tensor")
-            if not _agree(value, other):
-                raise ModelError(
-                    f"the models cannot be compared: '{value.name}' is {value.type}{value.shape} in the original, "
-                    f"{other.type}{other.shape} in the other"
-                )
-
-
-def _names_apart(what: str, ours: Sequence[str | None], theirs: Sequence[str | None], most: int = 5) -> str:
-    """In what two lists of names of inputs or outputs differ."""
-    clauses = []
-    for who, names, others in (("the original", ours, theirs), ("the other", theirs, ours)):
-        alone = [f"'{name}'" for name in names if name not in others]
-        if alone:
-            shown = ", ".join(alone[:most]) + (", ..." if len(alone) > most else "")
-            clauses.append(f"{who} alone has the {what} {shown}")
-    return ", ".join(clauses) or f"their {what} are in another order"
-
-
-def _agree(value: ir.Value, other: ir.Value) -> bool:
-    """Whether both have one type, and one length wherever both lengths are fixed."""
-    if value.dtype != other.dtype and None not in (value.dtype, other.dtype):
-        return False
-    if value.shape is None or other.shape is None:
-        return True
-    pairs = zip(value.shape, other.shape, strict=False)
-    fixed = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
-    return value.shape.rank() == other.shape.rank() and all(a == b for a, b in fixed)
 
 
 def _tolerance(original: ir.Model, candidate: ir.Model) -> Tolerance:
