@@ -4,7 +4,8 @@
     session = ort_moe.session("out.onnx", providers=["CUDAExecutionProvider"])
 
 `export` makes ONNX of a Hugging Face folder, and `DecodeLoop` runs a decode graph step after step on fixed buffers, on
-CUDA as a graph that is replayed. `inspect`, `explain` and `verify` look at models, `diagnose` at the installation.
+CUDA as a graph that is replayed. `inspect`, `explain` and `verify` look at models, `bench` measures them, `diagnose`
+looks at the installation.
 `register` and `library_path` are for people who create their sessions themselves; `register_schemas` teaches our
 operators to `onnx.checker` and to ONNX's shape inference.
 """
@@ -17,6 +18,7 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing typing for it would cost more than the rest of this file
 if TYPE_CHECKING:
+    from ort_moe.benchmarking import bench
     from ort_moe.decode_loop import DecodeLoop
     from ort_moe.doctor import diagnose
     from ort_moe.errors import (
@@ -44,6 +46,7 @@ __all__ = [
     "OrtMoeError",
     "OutputError",
     "VerificationError",
+    "bench",
     "diagnose",
     "explain",
     "export",
@@ -65,6 +68,7 @@ _MODULE_OF = {
     "OrtMoeError": "ort_moe.errors",
     "OutputError": "ort_moe.errors",
     "VerificationError": "ort_moe.errors",
+    "bench": "ort_moe.benchmarking",
     "diagnose": "ort_moe.doctor",
     "explain": "ort_moe.explanation",
     "export": "ort_moe.exporting.export",

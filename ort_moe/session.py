@@ -50,9 +50,9 @@ def session(
     """
     ort = require_onnxruntime()
     _require_one_wheel()
-    chosen = list(providers) if providers is not None else _default_providers(ort.get_available_providers())
+    chosen = list(providers) if providers is not None else default_providers(ort.get_available_providers())
     names = provider_names(chosen)
-    _require_providers(names, ort.get_available_providers())
+    require_providers(names, ort.get_available_providers())
     if options is None:
         options = ort.SessionOptions()
     register(options)
@@ -112,7 +112,8 @@ def _in_the_way(model: str | bytes, options: onnxruntime.SessionOptions, provide
     return "; ".join(summary(blockers))
 
 
-def _default_providers(available: Sequence[str]) -> list[str]:
+def default_providers(available: Sequence[str]) -> list[str]:
+    """Execution providers that are taken where none are named: CUDA where ONNX Runtime and our library both have it."""
     if CUDA in available and build_info()["cuda"] is not None:
         return [CUDA, CPU]
     return [CPU]
@@ -127,7 +128,12 @@ def _require_one_wheel() -> None:
         )
 
 
-def _require_providers(names: Sequence[str], available: Sequence[str]) -> None:
+def require_providers(names: Sequence[str], available: Sequence[str]) -> None:
+    """Looks whether execution providers are among those of this ONNX Runtime, and our library has kernels for them.
+
+    Raises:
+        EnvironmentUnfitError: One is not.
+    """
     for name in names:
         if name not in available:
             raise EnvironmentUnfitError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ort_moe.cli.bench import bench
 from ort_moe.cli.doctor import doctor
 from ort_moe.cli.explain import explain
 from ort_moe.cli.export import export
@@ -22,5 +23,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would take a third of its time
 )
-for verb in (export, optimize, inspect, explain, verify, doctor, ops, rules):
+for verb in (export, optimize, inspect, explain, verify, bench, doctor, ops, rules):
     app.command()(verb)

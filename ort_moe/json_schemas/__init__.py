@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ort_moe.benchmarking.result import SCHEMA as BENCH
 from ort_moe.doctor import SCHEMA as DOCTOR
 from ort_moe.explanation import SCHEMA as EXPLAIN
 from ort_moe.folder_report import SCHEMA as FOLDER
@@ -280,6 +281,51 @@ _VERIFICATION_KEYS = {
     ),
 }
 
+_MS = "Milliseconds"
+_TIMING = _object(
+    "Runs of one model at one number of tokens.",
+    {
+        "tokens": _or_null(_count("Of one sequence."), "the model's inputs have fixed lengths"),
+        "steps": _count("Runs that were timed, each with other inputs than the one before."),
+        "step_ms": _or_null(_number(f"{_MS} of a run, the median of the steps."), "it does not run"),
+        "fastest_ms": _or_null(_number(f"{_MS} of the fastest."), "it does not run"),
+        "graph_ms": _or_null(_number(f"{_MS} of a replay of its CUDA graph, the median."), "there is no graph"),
+        "why": _text("Why it does not run; empty where it does."),
+        "why_no_graph": _text("Why there is no CUDA graph; empty where there is."),
+        "expert_gbps": _or_null(
+            _number("Bytes of experts' weights read by one token, in 10^9 a second of the shorter median."),
+            "not known, or more than one token",
+        ),
+        "times_faster": _or_null(
+            _number("The shorter median of the model as given, by this one's."), "it is that one, or one does not run"
+        ),
+    },
+)
+
+_VARIANT = _object(
+    "One of the models.",
+    {
+        "name": _text("`as given`, `contrib`, or `ours`, with a format where weights were packed on the way."),
+        "model": _or_null(_text("Its path."), "made for the measurement"),
+        "status": _one_of(
+            "`failed`: it does not load or run; `impossible`: there is no such model.",
+            *("measured", "failed", "impossible"),
+        ),
+        "why": _text("Why it was not measured; empty where it was."),
+        "remark": _text("What else one should know; mostly empty."),
+        "weight_bytes": _or_null(_count("Bytes of all weights."), "there is no such model"),
+        "expert_bytes_per_token": _or_null(_count("Bytes of experts' weights that one token reads."), "not known"),
+        "load_seconds": _or_null(_number("Creation of the session."), "not measured"),
+        "host_bytes": _or_null(_count("Most memory of the process, with Python and mapped files."), "not measured"),
+        "host_bytes_before": _or_null(_count("The same before the session was created."), "not measured"),
+        "device_bytes": _or_null(
+            _count("What more of the GPU's memory is in use behind the runs than before the session."),
+            "not measured, or on the CPU",
+        ),
+        "timings": _list("At each number of tokens.", _ref("timing", "The runs.")),
+    },
+)
+
 
 def _version(number: int) -> Schema:
     return {"const": number, "description": "Version of this form; any change raises it."}
@@ -380,6 +426,21 @@ SCHEMAS: Mapping[str, Schema] = {
         **_REPORT_PARTS,
     ),
     "verify": _document("verify", VERIFY, "What `ort-moe verify REF OPT --json` prints.", _VERIFICATION_KEYS),
+    "bench": _document(
+        "bench",
+        BENCH,
+        "What `ort-moe bench IN --json` prints.",
+        {
+            "source": _text("Path of the model as given."),
+            "provider": _text("Name of the execution provider."),
+            "device": _text("What it ran on."),
+            "onnxruntime": _text("Version of ONNX Runtime."),
+            "steps": _count("Runs asked for at each number of tokens."),
+            "variants": _list("The model as given first.", _ref("variant", "A model.")),
+        },
+        variant=_VARIANT,
+        timing=_TIMING,
+    ),
     "doctor": _document(
         "doctor",
         DOCTOR,

@@ -14,7 +14,7 @@ from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.tiny_models import original, save
 
-VERBS = ("export", "optimize", "inspect", "explain", "verify", "doctor", "ops", "rules")
+VERBS = ("export", "optimize", "inspect", "explain", "verify", "bench", "doctor", "ops", "rules")
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "rich", "torch", "transformers", "ort_moe.rewrites")
 SECONDS = 0.3
 

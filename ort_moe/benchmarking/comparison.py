@@ -1,0 +1,229 @@
+"""`ort_moe.bench`: a model as it is, in ONNX Runtime's contrib nodes, and in ours, each measured by itself."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ort_moe.benchmarking.child_process import measure_apart
+from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_name
+from ort_moe.benchmarking.measurement import Measurement, Order, Point
+from ort_moe.benchmarking.result import AS_GIVEN, Benchmark, Timing, Variant
+from ort_moe.environment import require_onnxruntime
+from ort_moe.errors import ModelError, OrtMoeError
+from ort_moe.printable import byte_size, plain
+from ort_moe.session import CPU, CUDA, default_providers, require_providers
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ort_moe.inspection import Inspection
+    from ort_moe.report import Report
+
+TOKENS = (1, 64)
+"""A decode step and a prompt."""
+
+STEPS = 50
+"""Runs that are timed at each number of tokens."""
+
+_ON_CPU = "there is none on the CPU"
+
+
+def bench(
+    source: str | os.PathLike[str],
+    optimized: str | os.PathLike[str] | None = None,
+    *,
+    provider: Literal["cpu", "cuda"] | None = None,
+    tokens: Sequence[int] = TOKENS,
+    steps: int = STEPS,
+    weights: Sequence[str] = ("keep",),
+    seed: int = 0,
+) -> Benchmark:
+    """Measures a model as it is, as `optimize` makes it with contrib nodes, and with ours.
+
+    Each is loaded and run in a process of its own, on the same random inputs. What cannot be made, loaded or run is
+    told in the result and is no error. Models that are made lie in a temporary folder, one at a time, and are not
+    verified.
+
+    Args:
+        source: An ONNX model.
+        optimized: What `optimize` made of it; None: it is made here.
+        provider: Where they run; None: on CUDA where this ONNX Runtime and our library both have it.
+        tokens: Of one sequence, in each run; a model whose inputs have fixed lengths takes those.
+        steps: Runs that are timed at each number of tokens; fewer, three at least, where they take over 20 seconds.
+        weights: What the experts' weights become in our variants, as `optimize` names it: a variant for each.
+        seed: Of the random inputs.
+
+    Raises:
+        ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them.
+        EnvironmentUnfitError: ONNX Runtime, our library or the provider is not there.
+        ValueError: A number of tokens or steps is below one, or a format of weights is unknown, or they are given for
+            a model that is made already.
+    """
+    from ort_moe.model_io import load_model
+    from ort_moe.packing.pieces import FORMATS
+    from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens
+    from ort_moe.verification.signatures import check_signatures
+
+    if steps < 1 or not tokens or min(tokens) < 1:
+        raise ValueError(f"steps and numbers of tokens are above 0, but {steps} and {', '.join(map(str, tokens))} came")
+    if unknown := [each for each in weights if each not in ("keep", *FORMATS)]:
+        raise ValueError(f"the format of weights '{unknown[0]}' is unknown; they are keep, {', '.join(FORMATS)}")
+    if optimized is not None and tuple(weights) != ("keep",):
+        raise ValueError("weights are packed where the optimised model is made, but one is given")
+    onnxruntime = require_onnxruntime()
+    chosen = _chosen_provider(provider, onnxruntime.get_available_providers())
+    model = load_model(source)
+    if optimized is not None:
+        check_signatures(model, load_model(optimized))
+    dynamic = has_dynamic_tokens(model)
+    import numpy as np
+
+    draw(model, Shape(1, 1), np.random.default_rng(seed))  # what cannot be drawn is told before anything is measured
+    order = Order(
+        os.path.abspath(source),
+        os.path.abspath(source),
+        chosen,
+        tuple(dict.fromkeys(tokens)) if dynamic else (),
+        steps,
+        seed,
+    )
+    variants = [_measured(Variant(AS_GIVEN, os.fspath(source), "measured"), source, order)]
+    variants.append(_made("contrib", source, order, target="contrib"))
+    if optimized is not None:
+        variants.append(_measured(Variant("ours", os.fspath(optimized), "measured"), optimized, order))
+    else:
+        target = "cuda" if chosen == CUDA else "cpu"
+        for each in dict.fromkeys(weights):
+            name = "ours" if each == "keep" else f"ours, {each}"
+            variants.append(_made(name, source, order, target=target, weights=each))
+    device = gpu_name() if chosen == CUDA else processor_name()
+    return Benchmark(os.fspath(source), chosen, device, onnxruntime.__version__, steps, tuple(variants))
+
+
+def _chosen_provider(asked: str | None, available: Sequence[str]) -> str:
+    """Name of the execution provider.
+
+    Raises:
+        EnvironmentUnfitError: It, or our library, is not there.
+    """
+    from ort_moe.library import library_path
+
+    library_path()
+    names = {"cpu": [CPU], "cuda": [CUDA, CPU]}
+    if asked is not None and asked not in names:
+        raise ValueError(f"provider '{asked}' is unknown; there are {', '.join(names)}")
+    chosen = names[asked] if asked is not None else default_providers(available)
+    require_providers(chosen, available)
+    return chosen[0]
+
+
+def _made(name: str, source: str | os.PathLike[str], order: Order, **options: Any) -> Variant:
+    """Optimises the model into a temporary folder, and measures what that gives."""
+    from ort_moe.optimization import optimize
+
+    variant = Variant(name, None, "impossible")
+    with tempfile.TemporaryDirectory(prefix="ort-moe-") as folder:
+        path = Path(folder, "model.onnx")
+        try:
+            report = optimize(source, path, verify=False, **options)
+        except OrtMoeError as error:
+            return replace(variant, why=str(error).replace(folder, "the temporary folder"))
+        told = plain(report.headline()).removeprefix(f"{report.source}: ")
+        unpacked = [each.why_left for each in report.conversions if each.why_left]
+        if not report.matched:
+            return replace(variant, why="; ".join([told, *_obstacles(report)]))
+        if unpacked and len(unpacked) == len(report.conversions):
+            return replace(variant, why=f"no weights packed: {unpacked[0]}")
+        remarks = [told, *_obstacles(report)] if any(_obstacles(report)) else []
+        if unpacked:
+            remarks.append(f"weights of {len(unpacked)} of {len(report.conversions)} layers not packed: {unpacked[0]}")
+        measured = _measured(replace(variant, status="measured", remark="; ".join(remarks)), path, order)
+    return replace(measured, why=measured.why.replace(os.fspath(path), "it"))
+
+
+def _obstacles(report: Report) -> Iterator[str]:
+    """The first reason why a router or its experts were left, or fused in part; none where all are fused."""
+    findings = [*report.findings, *(finding for site in report.sites for finding in site.findings)]
+    findings += [finding for each in report.experts for finding in each.findings]
+    for finding in findings:
+        if finding.reason.slug != "topk-not-a-router":
+            yield f"{finding.reason}: {finding.detail}"
+            return
+
+
+def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> Variant:
+    """The variant with what was measured of the model at `path`; `failed` where nothing was."""
+    from ort_moe.inspection import inspect
+    from ort_moe.model_io import load_model
+
+    seen = inspect(path)
+    variant = replace(variant, weight_bytes=seen.weight_bytes, expert_bytes_per_token=seen.bytes_per_token)
+    model = load_model(path)
+    skipped = {} if order.provider == CUDA else _too_large(model, order.tokens)
+    del model
+    fitting = tuple(tokens for tokens in order.tokens if tokens not in skipped)
+    order = replace(order, model=os.path.abspath(path), tokens=fitting)
+    timings = {tokens: Timing(tokens, why=why, why_no_graph=why) for tokens, why in skipped.items()}
+    if skipped and not fitting:
+        return replace(variant, status="failed", why="nothing fits into memory", timings=tuple(timings.values()))
+    try:
+        measured = measure_apart(order)
+    except ModelError as error:
+        return replace(variant, status="failed", why=str(error))
+    for point in measured.points:
+        timings[point.tokens or 0] = _timing(point, seen, order.provider)
+    variant = replace(
+        variant,
+        load_seconds=measured.load_seconds,
+        host_bytes=measured.host_bytes,
+        host_bytes_before=measured.host_bytes_before,
+        device_bytes=measured.device_bytes,
+        timings=tuple(timings[tokens] for tokens in sorted(timings)),
+    )
+    if variant.measured:
+        return variant
+    return replace(variant, status="failed", why=_first_refusal(measured))
+
+
+def _first_refusal(measured: Measurement) -> str:
+    return next((point.refusal for point in measured.points if point.refusal), "")
+
+
+def _too_large(model: ir.Model, tokens: Sequence[int]) -> dict[int, str]:
+    """Of numbers of tokens whose copies of weights would fill the memory, and so end the process, what to say."""
+    from ort_moe.verification.fitting import copied_per_token
+
+    per_token, free = copied_per_token(model), free_host_bytes()
+    return {
+        number: f"copies {byte_size(number * per_token)} of weights, twice over {byte_size(free)} of free memory"
+        for number in tokens
+        if 2 * number * per_token > free
+    }
+
+
+def _timing(point: Point, seen: Inspection, provider: str) -> Timing:
+    timing = Timing(
+        point.tokens, point.steps, point.step_ms, point.fastest_ms, point.graph_ms, why=point.refusal, why_no_graph=""
+    )
+    if point.graph_ms is None:
+        timing = replace(timing, why_no_graph=_why_no_graph(point, seen, provider))
+    if point.tokens == 1 and seen.bytes_per_token is not None and timing.best_ms:
+        timing = replace(timing, expert_gbps=seen.bytes_per_token / timing.best_ms / 1e6)
+    return timing
+
+
+def _why_no_graph(point: Point, seen: Inspection, provider: str) -> str:
+    if provider == CPU:
+        return _ON_CPU
+    if point.refusal:
+        return "it does not run"
+    if not seen.blockers:
+        return point.graph_refusal
+    first, *others = seen.blockers
+    more = f" and {len(others)} more" if others else ""
+    return f"{first.operator} '{first.node}'{more}: {first.why}"

@@ -1,0 +1,277 @@
+"""Measures one model in this process: its session, its runs at each number of tokens, and their memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ort_moe.benchmarking.machine import most_host_bytes, used_gpu_bytes
+from ort_moe.environment import runtime_message
+from ort_moe.errors import ModelError
+from ort_moe.session import CPU, CUDA, Provider, session
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from ort_moe.verification.sample_inputs import Feeds, Shape
+
+DRAWS = 8
+"""Random inputs that follow each other, so that a token's experts are not those of the run before."""
+
+WARM_UP = 3
+"""Runs before the timed ones: buffers are taken, kernels loaded."""
+
+LEAST, PATIENCE = 3, 20.0
+"""Timed runs that there are at least, and seconds after which there are no more."""
+
+_NOT_CAPTURED = "-1"
+"""As the number of a graph: run the nodes one by one."""
+
+_PROBE = '<ir_version: 10, opset_import: ["": 18]> probe (float[1] x) => (float[1] y) { y = Neg(x) }'
+
+
+@dataclass(frozen=True)
+class Order:
+    """What shall be measured.
+
+    Attributes:
+        model: Path of the model that runs.
+        signature: Path of the model whose inputs are drawn: the same for all, so that they are fed the same.
+        provider: `CUDAExecutionProvider` or `CPUExecutionProvider`.
+        tokens: Numbers of tokens, ascending; empty: the model's inputs have fixed lengths.
+        steps: Runs that are timed.
+        seed: Of the random inputs.
+    """
+
+    model: str
+    signature: str
+    provider: str
+    tokens: tuple[int, ...]
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs at one number of tokens: medians in ms, and what ONNX Runtime said where there are none."""
+
+    tokens: int | None
+    steps: int = 0
+    step_ms: float | None = None
+    fastest_ms: float | None = None
+    graph_ms: float | None = None
+    refusal: str = ""
+    graph_refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured; bytes on the device are None on the CPU."""
+
+    load_seconds: float
+    host_bytes_before: int
+    host_bytes: int
+    device_bytes: int | None
+    points: tuple[Point, ...]
+
+
+def measure(order: Order) -> Measurement:
+    """Creates a session and runs it.
+
+    First all runs without a CUDA graph, then those with one, for a capture that fails may leave the device unusable.
+
+    Raises:
+        ModelError: ONNX Runtime does not take the model, or no inputs can be made for it.
+        EnvironmentUnfitError: The provider does not start.
+    """
+    from ort_moe.model_io import load_model
+    from ort_moe.verification.sample_inputs import Shape
+
+    on_cuda = order.provider == CUDA
+    _start(order.provider)
+    signature = load_model(order.signature)
+    before, device_before = most_host_bytes(), used_gpu_bytes() if on_cuda else None
+    created, load_seconds, refusal = _load(order.model, on_cuda=on_cuda)
+
+    points = []
+    device_bytes = _beyond(device_before)
+    for tokens in order.tokens or (None,):
+        drawn = _draws(signature, Shape(1, tokens or 1), order.seed)
+        point = _plain(created, drawn, order.steps, tokens, on_cuda=on_cuda, capturing=on_cuda and not refusal)
+        points.append(replace(point, graph_refusal=refusal))
+    device_bytes = max(filter(None, (device_bytes, _beyond(device_before))), default=None)
+    if on_cuda and not refusal:
+        for n, point in enumerate(points):
+            if point.step_ms is not None:
+                drawn = _draws(signature, Shape(1, point.tokens or 1), order.seed)
+                points[n] = _captured(created, drawn, order.steps, point, graph=n + 1)
+        device_bytes = max(filter(None, (device_bytes, _beyond(device_before))), default=None)
+    return Measurement(load_seconds, before, most_host_bytes(), device_bytes, tuple(points))
+
+
+def _beyond(device_before: int | None) -> int | None:
+    now = used_gpu_bytes() if device_before is not None else None
+    return None if now is None or device_before is None else max(0, now - device_before)
+
+
+def _start(provider: str) -> None:
+    """Runs something: what the first session of a process takes to start the provider is no load time of a model."""
+    import numpy as np
+    import onnx
+
+    probe = session(onnx.parser.parse_model(_PROBE).SerializeToString(), _providers(provider == CUDA))
+    probe.run(None, {"x": np.zeros(1, np.float32)})
+
+
+def _providers(on_cuda: bool, *, capturing: bool = False) -> list[Provider]:
+    return [(CUDA, {"enable_cuda_graph": "1" if capturing else "0"}), CPU] if on_cuda else [CPU]
+
+
+def _load(model: str, *, on_cuda: bool) -> tuple[onnxruntime.InferenceSession, float, str]:
+    """A session, the seconds its creation took, and why it captures no CUDA graph; empty where it does, or on the CPU.
+
+    Raises:
+        ModelError: ONNX Runtime does not take the model either way.
+    """
+    refusal = ""
+    if on_cuda:
+        try:
+            return *_timed_session(model, _providers(on_cuda, capturing=True)), ""
+        except ModelError as error:
+            refusal = str(error)
+    return *_timed_session(model, _providers(on_cuda)), refusal
+
+
+def _timed_session(model: str, providers: Sequence[Provider]) -> tuple[onnxruntime.InferenceSession, float]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
+    began = time.perf_counter()
+    created = session(model, providers, options=options)
+    return created, time.perf_counter() - began
+
+
+def _draws(signature: Any, shape: Shape, seed: int) -> list[Feeds]:
+    import numpy as np
+
+    from ort_moe.verification.sample_inputs import draw
+
+    return [draw(signature, shape, np.random.default_rng([seed, n, shape.tokens])) for n in range(DRAWS)]
+
+
+def _plain(
+    created: onnxruntime.InferenceSession,
+    drawn: Sequence[Feeds],
+    steps: int,
+    tokens: int | None,
+    *,
+    on_cuda: bool,
+    capturing: bool,
+) -> Point:
+    try:
+        run = _BoundRun(created, drawn, "cuda" if on_cuda else "cpu", _NOT_CAPTURED if capturing else None)
+        times = _times(run, run.feed, steps)
+    except Exception as error:  # ORT raises a class of its own for each status code
+        return Point(tokens, refusal=runtime_message(error))
+    return Point(tokens, len(times), statistics.median(times), min(times))
+
+
+def _captured(
+    created: onnxruntime.InferenceSession, drawn: Sequence[Feeds], steps: int, point: Point, *, graph: int
+) -> Point:
+    try:
+        run = _BoundRun(created, drawn, "cuda", _NOT_CAPTURED)
+        run.capture_as(str(graph))
+        return replace(point, graph_ms=statistics.median(_times(run, run.feed, steps)))
+    except Exception as error:
+        return replace(point, graph_refusal=runtime_message(error))
+
+
+def _times(run: Callable[[], None], feed: Callable[[int], None], steps: int) -> list[float]:
+    """Milliseconds of each timed run."""
+    for n in range(WARM_UP):
+        feed(n)
+        run()
+    times: list[float] = []
+    end = time.perf_counter() + PATIENCE
+    while len(times) < steps and (len(times) < LEAST or time.perf_counter() < end):
+        feed(len(times) + WARM_UP)
+        began = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+class _BoundRun:
+    """A session with its inputs and outputs bound to memory of the device; called, it runs once and waits for it.
+
+    Args:
+        created: The session.
+        drawn: Inputs of one shape.
+        device: `cpu` or `cuda`.
+        graph: Number of the CUDA graph; None: the session captures none.
+    """
+
+    def __init__(
+        self, created: onnxruntime.InferenceSession, drawn: Sequence[Feeds], device: str, graph: str | None
+    ) -> None:
+        import numpy as np
+        import onnx
+        import onnxruntime
+
+        self._session, self._device = created, device
+        self._drawn = [{name: _bits(array) for name, array in feeds.items()} for feeds in drawn]
+        self._inputs: dict[str, Any] = {}
+        self._binding, self._options = created.io_binding(), _run_options(graph)
+        for name, array in drawn[0].items():
+            bits = self._drawn[0][name]
+            # Memory of the bits, for NumPy knows neither bfloat16 nor an address of nothing.
+            held = onnxruntime.OrtValue.ortvalue_from_numpy(bits if bits.size else np.zeros(1, bits.dtype), device, 0)
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            self._binding.bind_input(name, device, 0, kind, array.shape, held.data_ptr())
+            self._inputs[name] = held
+        for output in created.get_outputs():
+            self._binding.bind_output(output.name, device)
+
+    def feed(self, n: int) -> None:
+        """Puts the inputs of draw n, from 0 again behind the last, into the bound memory."""
+        for name, bits in self._drawn[n % len(self._drawn)].items():
+            if bits.size:
+                self._inputs[name].update_inplace(bits)
+        self._binding.synchronize_inputs()
+
+    def capture_as(self, graph: str) -> None:
+        """Keeps the memory of the outputs that a run returns, and captures the next run."""
+        self()
+        outputs = zip(self._session.get_outputs(), self._binding.get_outputs(), strict=True)
+        for output, value in outputs:
+            self._binding.bind_ortvalue_output(output.name, value)
+        self._options = _run_options(graph)
+
+    def outputs(self) -> list[Any]:
+        """What the last run computed, as NumPy arrays."""
+        return list(self._binding.copy_outputs_to_cpu())
+
+    def __call__(self) -> None:
+        self._session.run_with_iobinding(self._binding, self._options)
+        self._binding.synchronize_outputs()
+
+
+def _run_options(graph: str | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4
+    if graph is not None:
+        options.add_run_config_entry("gpu_graph_id", graph)
+    return options
+
+
+def _bits(array: Any) -> Any:
+    import numpy as np
+
+    return np.ascontiguousarray(array).reshape(-1).view(np.dtype(f"u{array.dtype.itemsize}"))

@@ -1,0 +1,193 @@
+"""ort_moe.bench: every model has a row, measured or with the reason why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import models.fixtures
+from ort_moe.benchmarking import Benchmark, bench, comparison
+from ort_moe.benchmarking.measurement import Point
+from ort_moe.errors import EnvironmentUnfitError, ModelError
+from ort_moe.inspection import inspect
+from ort_moe.session import CPU, CUDA
+from tests.ort_moe.benchmarking.models import EXPORT, not_loadable
+from tests.ort_moe.tiny_models import fused, original, save
+
+
+def statuses(benchmark: Benchmark) -> dict[str, str]:
+    """By name of the variant."""
+    return {variant.name: variant.status for variant in benchmark.variants}
+
+
+def test_every_variant_has_its_row(benchmark: Benchmark) -> None:
+    assert statuses(benchmark) == {
+        "as given": "measured",
+        "contrib": "measured",
+        "ours": "measured",
+        "ours, fp8": "measured",
+        "ours, int4": "impossible",
+    }
+    for variant in benchmark.variants[:4]:
+        assert [timing.tokens for timing in variant.timings] == [1, 3]
+        assert variant.load_seconds is not None
+        assert variant.load_seconds > 0
+        assert variant.host_bytes is not None
+        assert variant.host_bytes_before is not None
+        assert variant.host_bytes >= variant.host_bytes_before > 1 << 20
+        assert variant.device_bytes is None
+        assert (variant.why, variant.remark) == ("", "")
+        for timing in variant.timings:
+            assert timing.steps == 2
+            assert timing.step_ms is not None
+            assert timing.fastest_ms is not None
+            assert timing.step_ms >= timing.fastest_ms > 0
+            assert (timing.graph_ms, timing.why_no_graph) == (None, "there is none on the CPU")
+    assert "the hidden size must be a multiple of 32, but is 16" in benchmark.variants[4].why
+
+
+def test_the_bytes_of_a_token_by_its_time(benchmark: Benchmark) -> None:
+    given, fp8 = benchmark.variants[0], benchmark.variants[3]
+    assert given.expert_bytes_per_token == inspect(EXPORT).bytes_per_token
+    assert fp8.expert_bytes_per_token is not None
+    assert given.expert_bytes_per_token is not None
+    assert fp8.expert_bytes_per_token < given.expert_bytes_per_token / 3
+    one, three = given.timings
+    assert one.step_ms is not None
+    assert one.expert_gbps == pytest.approx(given.expert_bytes_per_token / one.step_ms / 1e6)
+    assert three.expert_gbps is None  # tokens may share experts
+
+
+def test_times_are_held_against_the_model_as_given(benchmark: Benchmark) -> None:
+    given, ours = benchmark.variants[0], benchmark.variants[2]
+    assert benchmark.times_faster(given, given.timings[0]) is None
+    for before, after in zip(given.timings, ours.timings, strict=True):
+        assert before.step_ms is not None
+        assert after.step_ms is not None
+        assert benchmark.times_faster(ours, after) == pytest.approx(before.step_ms / after.step_ms)
+
+
+def test_it_prints(benchmark: Benchmark) -> None:
+    text = str(benchmark)
+    assert text.startswith(f"{EXPORT}: on ")
+    for heading in ("load", "a token reads", "host memory", "times faster", "GB/s of experts"):
+        assert heading in text
+    assert "CUDA graph" not in text
+    assert "ours, int4: no weights packed: the hidden size must be a multiple of 32" in text
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_fixed_inputs_are_taken_as_they_are() -> None:
+    path = models.fixtures.get("mixtral_block_dynamo_fp32_static").path
+    result = bench(path, provider="cpu", tokens=(1, 64), steps=1)
+    assert [[timing.tokens for timing in each.timings] for each in result.variants] == [[None]] * 3
+    assert "fixed" in str(result)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_given_optimised_model(tmp_path: Path) -> None:
+    source, optimized = save(original(), tmp_path / "in.onnx"), save(fused(), tmp_path / "opt.onnx")
+    result = bench(source, optimized, provider="cpu", tokens=(2,), steps=1)
+    assert [variant.model for variant in result.variants] == [str(source), None, str(optimized)]
+    assert statuses(result)["ours"] == "measured"
+    assert "nothing matched" in result.variants[1].why  # one matrix per expert is no experts of MoE
+    other = save(original(tokens=4), tmp_path / "other.onnx")
+    with pytest.raises(ModelError, match="cannot be compared: 'hidden' is"):
+        bench(save(original(tokens=3), tmp_path / "fixed.onnx"), other, provider="cpu")
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_model_that_does_not_load_is_a_row(tmp_path: Path) -> None:
+    path = save(not_loadable(), tmp_path / "in.onnx")
+    made = bench(path, provider="cpu", tokens=(1,), steps=1).variants[2]
+    assert (made.status, made.why.split(":")[0]) == ("failed", "ONNX Runtime does not take it")
+    result = bench(path, path, provider="cpu", tokens=(1,), steps=1)
+    assert statuses(result) == {"as given": "failed", "contrib": "impossible", "ours": "failed"}
+    assert "ONNX Runtime does not take" in result.variants[2].why
+    assert "elsewhere" in str(result)
+    assert "times faster" not in str(result)
+    assert not result.measured
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_shape_that_does_not_run_is_told(tmp_path: Path) -> None:
+    """Of eight tokens at most, as models have a longest sequence."""
+    model = original()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((4, 1), np.float32), "rows"))
+    model.graph.node.append(helper.make_node("Add", ["output", "rows"], ["added"], name="limit"))
+    model.graph.output[0].name = "added"
+    result = bench(save(model, tmp_path / "in.onnx"), provider="cpu", tokens=(1, 3), steps=1)
+    one, three = result.variants[0].timings
+    assert one.step_ms is not None
+    assert three.step_ms is None
+    assert "limit" in three.why
+    assert three.why in str(result)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_copies_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "free_host_bytes", lambda: 20_000)
+    given, *_, ours = bench(EXPORT, provider="cpu", tokens=(1, 64), steps=1).variants
+    one, many = given.timings
+    assert one.step_ms is not None
+    assert (many.step_ms, many.why[:6]) == (None, "copies")
+    assert "of weights, twice over 19.5 KiB of free memory" in many.why
+    assert all(timing.step_ms is not None for timing in ours.timings)
+    monkeypatch.setattr(comparison, "free_host_bytes", lambda: 1)
+    given = bench(EXPORT, provider="cpu", tokens=(64,), steps=1).variants[0]
+    assert (given.status, given.why) == ("failed", "nothing fits into memory")
+
+
+def test_what_is_in_the_way_of_a_graph_is_named() -> None:
+    point = Point(1, 2, 1.0, 1.0, graph_refusal="what ONNX Runtime says")
+    free, blocked = inspect(EXPORT), inspect(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path)
+    assert comparison._timing(point, free, CUDA).why_no_graph == "what ONNX Runtime says"
+    first = blocked.blockers[0]
+    told = comparison._timing(point, blocked, CUDA).why_no_graph
+    assert told == f"{first.operator} '{first.node}' and {len(blocked.blockers) - 1} more: {first.why}"
+    assert comparison._timing(Point(1, refusal="no"), free, CUDA).why_no_graph == "it does not run"
+    captured = comparison._timing(Point(1, 2, 1.0, 1.0, 0.25), free, CUDA)
+    assert (captured.why_no_graph, captured.best_ms) == ("", 0.25)
+    assert comparison._timing(point, blocked, CPU).why_no_graph == "there is none on the CPU"
+
+
+def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="steps and numbers of tokens are above 0, but 1 and 1, 0 came"):
+        bench(EXPORT, tokens=(1, 0), steps=1)
+    with pytest.raises(ValueError, match=r"the format of weights 'int3' is unknown; they are keep, "):
+        bench(EXPORT, weights=("int3",))
+    with pytest.raises(ValueError, match="weights are packed where the optimised model is made, but one is given"):
+        bench(EXPORT, EXPORT, weights=("int8",))
+    with pytest.raises(ModelError, match="No such file"):
+        bench(tmp_path / "missing.onnx")
+    monkeypatch.setenv("ORT_MOE_LIBRARY", str(tmp_path / "missing.so"))
+    with pytest.raises(EnvironmentUnfitError, match=r"missing\.so"):
+        bench(EXPORT)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3_moe_block_dynamo_fp16", "mixtral_block_dynamo_fp32"])
+def test_on_cuda_everything_is_captured(name: str) -> None:
+    result = bench(models.fixtures.get(name).path, provider="cuda", tokens=(1, 8), steps=5)
+    given, contrib, ours = result.variants
+    assert contrib.measured or contrib.why  # not every ONNX Runtime has a kernel for every type
+    for variant in (given, ours):
+        assert variant.device_bytes is not None
+        for timing in variant.timings:
+            assert timing.step_ms is not None, timing.why
+            assert timing.graph_ms is not None, f"{variant.name}: {timing.why_no_graph}"
+    assert "CUDA graph" in str(result)
+    assert "GPU memory" in str(result)
+
+
+@pytest.mark.gpu
+def test_on_cuda_what_cannot_be_captured_runs_without() -> None:
+    result = bench(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path, provider="cuda", steps=3)
+    given, *_, ours = result.variants
+    assert given.measured
+    assert all(timing.graph_ms is None and timing.why_no_graph for timing in given.timings)
+    assert all(timing.graph_ms is not None for timing in ours.timings)
