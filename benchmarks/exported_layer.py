@@ -6,7 +6,11 @@ and a batched MatMul multiplies each copy with one row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -40,12 +44,7 @@ def exported_model(shape: Shape) -> Model:
 
     small = {i.name: numpy_helper.to_array(i) for i in graph.initializer}
     hidden, k = small[gathers[1].input[0]].shape[1], fixture.k
-    enlarged = {hidden: shape.hidden, k: shape.k}  # of the sizes in reshapes and in TopK
-    constants = [
-        numpy_helper.from_array(np.array([enlarged.get(size, size) for size in value.tolist()], np.int64), name)
-        for name, value in small.items()
-        if value.dtype == np.int64
-    ]
+    constants = enlarged_sizes(small, {hidden: shape.hidden, k: shape.k})
     nodes = [node for node in graph.node if node is not router]
     for node in nodes:
         for names in (node.input, node.output):
@@ -64,6 +63,20 @@ def exported_model(shape: Shape) -> Model:
     layer = helper.make_graph(nodes, "layer", declared, given, constants)
     model = helper.make_model(layer, opset_imports=proto.opset_import, ir_version=proto.ir_version)
     return Model(model, inputs, outputs, {})
+
+
+def enlarged_sizes(small: Mapping[str, npt.NDArray[Any]], enlarged: Mapping[int, int]) -> list[onnx.TensorProto]:
+    """An export's constants that are sizes, as in reshapes and in TopK: of a larger layer.
+
+    Args:
+        small: All constants by name.
+        enlarged: The larger size by the small one; others stay.
+    """
+    return [
+        numpy_helper.from_array(np.array([enlarged.get(size, size) for size in value.tolist()], np.int64), name)
+        for name, value in small.items()
+        if value.dtype == np.int64
+    ]
 
 
 def copied_bytes(shape: Shape, tokens: int) -> int:
