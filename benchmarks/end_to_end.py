@@ -22,6 +22,7 @@ from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
 from ort_moe.benchmarking import Benchmark
 from ort_moe.benchmarking.plot import check_plot, write_plot
+from ort_moe.wording import counted
 
 GEOMETRY = (128, 8, 2048, 768)
 """E, K, H and I of Qwen3-30B-A3B."""
@@ -38,7 +39,7 @@ def measure(shape: Shape, layers: int, **options: Any) -> tuple[Benchmark, float
         path = Path(folder, "exported.onnx")
         write_exported_stack(shape, layers, path)
         result = ort_moe.bench(path, **options)
-    name = f"{layers} layers of {shape.name}"
+    name = f"{counted(layers, 'layer')} of {shape.name}"
     variants = tuple(replace(variant, model=None) for variant in result.variants)
     return replace(result, source=name, variants=variants), time.perf_counter() - began
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docs import sweep
+from docs import end_to_end, sweep
 from docs.code_examples import EXAMPLES
 from docs.performance_bounds import DECODE_CHAIN_BOUNDS
 from ort_moe.json_schemas import SCHEMAS
@@ -318,9 +318,15 @@ def performance() -> str:
         _recorded("expert_cycles", cycles, _cycle_cells),
         _UPGRADE_HEADER,
         _recorded("contrib_upgrade", upgrades, _upgrade_cells),
+        *_end_to_end_section(),
         *_cpu_section(),
     ]
     return "\n".join(parts)
+
+
+def _end_to_end_section() -> Iterable[str]:
+    """None until the run on a GPU is recorded."""
+    return end_to_end.section(_record("end_to_end"), _table) if (_RESULTS / "end_to_end.json").exists() else ()
 
 
 def _cpu_section() -> Iterable[str]:

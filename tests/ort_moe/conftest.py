@@ -1,4 +1,4 @@
-"""Installations as users have them, without ONNX Runtime, with two wheels, with an old one; and quicker benchmarks."""
+"""Installations as users have them: without ONNX Runtime, with two wheels, with an old one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ def no_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no ONNX Runtime were installed."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     _set_wheels(monkeypatch)
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are measured without the seconds that a process for each takes to start."""
-    from ort_moe.benchmarking import comparison
-    from ort_moe.benchmarking.measurement import measure
-
-    monkeypatch.setattr(comparison, "measure_apart", measure)
 
 
 @pytest.fixture
