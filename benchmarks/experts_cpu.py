@@ -28,6 +28,7 @@ from onnx import TensorProto
 from benchmarks.expert_models import Model, Shape, global_scale, stack_model
 from benchmarks.exported_layer import copied_bytes, exported_model
 from benchmarks.output import publish
+from ort_moe.benchmarking.machine import processor
 from ort_moe.library import register
 
 TOKENS = (1, 4, 16, 64, 256)
@@ -163,17 +164,12 @@ def times(sides: Mapping[str, Callable[[Values], tuple[Array, float]]], values: 
 
 def environment(threads: int) -> dict[str, Any]:
     """What the results are worth little without."""
-    cpu, vectors = "unknown", ""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            cpu = value.strip()
-        elif key.strip() == "flags":
-            vectors = next((name for name in ("avx512f", "avx2") if name in value.split()), "none")
+    said = processor()
+    flags = said.get("flags", "").split()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "cpu": cpu,
-        "vectors": vectors,
+        "cpu": said.get("model name", "unknown"),
+        "vectors": next((name for name in ("avx512f", "avx2") if name in flags), "none"),
         "threads": threads,
         "onnxruntime": onnxruntime.__version__,
     }

@@ -1,7 +1,4 @@
-"""Measures a model in a process of its own, so that neither its memory nor its end is another's.
-
-`python -m ort_moe.benchmarking.child_process ORDER ANSWER` is that process: ORDER is JSON, ANSWER the file for it.
-"""
+"""Measures a model in a process of its own, so that neither its memory nor its end is another's."""
 
 from __future__ import annotations
 
@@ -32,7 +29,8 @@ def measure_apart(order: Order) -> Measurement:
         answer = Path(folder, "answer.json")
         # `nvidia-smi` counts GPUs in this order, and by default CUDA does not.
         environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        command = [sys.executable, "-m", __name__, json.dumps(asdict(order)), os.fspath(answer)]
+        code = f"from {__name__} import answer_order; answer_order()"
+        command = [sys.executable, "-c", code, json.dumps(asdict(order)), os.fspath(answer)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment
         )
@@ -55,7 +53,8 @@ def _breakdown(done: subprocess.CompletedProcess[str]) -> str:
     return f"its process ended with {done.returncode} and said {said[-1][:_LONGEST_LINE]}"
 
 
-def _main() -> None:
+def answer_order() -> None:
+    """What the other process does: measures what its first argument orders, in JSON, and answers in its second."""
     given, answer = sys.argv[1:]
     fields = json.loads(given)
     try:
@@ -63,7 +62,3 @@ def _main() -> None:
     except OrtMoeError as error:
         document = {"error": str(error), "unfit": isinstance(error, EnvironmentUnfitError)}
     Path(answer).write_text(json.dumps(document), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _main()

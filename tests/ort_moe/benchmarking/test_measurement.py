@@ -74,10 +74,12 @@ def test_runs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_process_measures(tmp_path: Path) -> None:
+    mine = np.ones(512 << 20, np.uint8)
     measured = measure_apart(order(save(original(), tmp_path / "model.onnx")))
     (point,) = measured.points
     assert (point.tokens, point.steps, point.refusal) == (1, 1, "")
     assert measured.device_bytes is None
+    assert measured.host_bytes_before <= measured.host_bytes < mine.nbytes  # it has none of what is this one's
 
 
 def test_errors_of_the_other_process_are_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +140,7 @@ def test_the_answer_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path, answer = save(original(), tmp_path / "model.onnx"), tmp_path / "answer.json"
     given = json.dumps({**vars(order(path)), "tokens": [1, 2]})
     monkeypatch.setattr("sys.argv", ["child_process", given, str(answer)])
-    child_process._main()
+    child_process.answer_order()
     document = json.loads(answer.read_text())
     assert [point["tokens"] for point in document["points"]] == [1, 2]
 
