@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_name
@@ -15,6 +15,7 @@ from ort_moe.benchmarking.measurement import Measurement, Order, Point
 from ort_moe.benchmarking.result import AS_GIVEN, Benchmark, Timing, Variant
 from ort_moe.environment import require_onnxruntime
 from ort_moe.errors import ModelError, OrtMoeError
+from ort_moe.model_optimization import Settings
 from ort_moe.printable import byte_size, plain
 from ort_moe.session import CPU, CUDA, default_providers, require_providers
 
@@ -40,6 +41,7 @@ def bench(
     provider: Literal["cpu", "cuda"] | None = None,
     tokens: Sequence[int] = TOKENS,
     steps: int = STEPS,
+    past: int = 0,
     weights: Sequence[str] = ("keep",),
     seed: int = 0,
 ) -> Benchmark:
@@ -55,6 +57,7 @@ def bench(
         provider: Where they run; None: on CUDA where this ONNX Runtime and our library both have it.
         tokens: Of one sequence, in each run; a model whose inputs have fixed lengths takes those.
         steps: Runs that are timed at each number of tokens; fewer, three at least, where they take over 20 seconds.
+        past: Tokens whose keys and values are inputs, of models with such inputs; where a cache slides, it is full.
         weights: What the experts' weights become in our variants, as `optimize` names it: a variant for each.
         seed: Of the random inputs.
 
@@ -64,11 +67,15 @@ def bench(
         ValueError: A number of tokens or steps is below one, or a format of weights is unknown, or they are given for
             a model that is made already.
     """
+    import numpy as np
+
     from ort_moe.model_io import load_model
     from ort_moe.packing.pieces import FORMATS
-    from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens
+    from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
     from ort_moe.verification.signatures import check_signatures
 
+    if past < 0:
+        raise ValueError(f"past tokens are 0 or more, but {past} came")
     if steps < 1 or not tokens or min(tokens) < 1:
         raise ValueError(f"steps and numbers of tokens are above 0, but {steps} and {', '.join(map(str, tokens))} came")
     if unknown := [each for each in weights if each not in ("keep", *FORMATS)]:
@@ -80,29 +87,30 @@ def bench(
     model = load_model(source)
     if optimized is not None:
         check_signatures(model, load_model(optimized))
-    dynamic = has_dynamic_tokens(model)
-    import numpy as np
-
-    draw(model, Shape(1, 1), np.random.default_rng(seed))  # what cannot be drawn is told before anything is measured
+    dynamic, past = has_dynamic_tokens(model), usual_shapes(model)[0].past or past
+    draw(
+        model, Shape(1, 1, past), np.random.default_rng(seed)
+    )  # what cannot be drawn is told before anything is measured
     order = Order(
         os.path.abspath(source),
         os.path.abspath(source),
         chosen,
         tuple(dict.fromkeys(tokens)) if dynamic else (),
+        past,
         steps,
         seed,
     )
     variants = [_measured(Variant(AS_GIVEN, os.fspath(source), "measured"), source, order)]
-    variants.append(_made("contrib", source, order, target="contrib"))
+    variants.append(_made("contrib", source, order, Settings(target="contrib", verify=False)))
     if optimized is not None:
         variants.append(_measured(Variant("ours", os.fspath(optimized), "measured"), optimized, order))
     else:
-        target = "cuda" if chosen == CUDA else "cpu"
         for each in dict.fromkeys(weights):
             name = "ours" if each == "keep" else f"ours, {each}"
-            variants.append(_made(name, source, order, target=target, weights=each))
+            settings = Settings(target="cuda" if chosen == CUDA else "cpu", weights=each, verify=False)
+            variants.append(_made(name, source, order, settings))
     device = gpu_name() if chosen == CUDA else processor_name()
-    return Benchmark(os.fspath(source), chosen, device, onnxruntime.__version__, steps, tuple(variants))
+    return Benchmark(os.fspath(source), chosen, device, onnxruntime.__version__, steps, past, tuple(variants))
 
 
 def _chosen_provider(asked: str | None, available: Sequence[str]) -> str:
@@ -122,15 +130,15 @@ def _chosen_provider(asked: str | None, available: Sequence[str]) -> str:
     return chosen[0]
 
 
-def _made(name: str, source: str | os.PathLike[str], order: Order, **options: Any) -> Variant:
+def _made(name: str, source: str | os.PathLike[str], order: Order, settings: Settings) -> Variant:
     """Optimises the model into a temporary folder, and measures what that gives."""
-    from ort_moe.optimization import optimize
+    from ort_moe.model_optimization import optimize_model
 
     variant = Variant(name, None, "impossible")
     with tempfile.TemporaryDirectory(prefix="ort-moe-") as folder:
         path = Path(folder, "model.onnx")
         try:
-            report = optimize(source, path, verify=False, **options)
+            report = optimize_model(source, path, settings, require_match=True)
         except OrtMoeError as error:
             return replace(variant, why=str(error).replace(folder, "the temporary folder"))
         told = plain(report.headline()).removeprefix(f"{report.source}: ")

@@ -45,6 +45,7 @@ class Order:
         signature: Path of the model whose inputs are drawn: the same for all, so that they are fed the same.
         provider: `CUDAExecutionProvider` or `CPUExecutionProvider`.
         tokens: Numbers of tokens, ascending; empty: the model's inputs have fixed lengths.
+        past: Tokens that went before.
         steps: Runs that are timed.
         seed: Of the random inputs.
     """
@@ -53,6 +54,7 @@ class Order:
     signature: str
     provider: str
     tokens: tuple[int, ...]
+    past: int
     steps: int
     seed: int
 
@@ -103,14 +105,14 @@ def measure(order: Order) -> Measurement:
     points = []
     device_bytes = [_beyond(device_before)]
     for tokens in order.tokens or (None,):
-        drawn = _draws(signature, Shape(1, tokens or 1), order.seed)
+        drawn = _draws(signature, Shape(1, tokens or 1, order.past), order.seed)
         point = _plain(created, drawn, order.steps, tokens, on_cuda=on_cuda, capturing=on_cuda and not refusal)
         points.append(replace(point, graph_refusal=refusal))
     device_bytes.append(_beyond(device_before))
     if on_cuda and not refusal:
         for n, point in enumerate(points):
             if point.step_ms is not None:
-                drawn = _draws(signature, Shape(1, point.tokens or 1), order.seed)
+                drawn = _draws(signature, Shape(1, point.tokens or 1, order.past), order.seed)
                 points[n] = _captured(created, drawn, order.steps, point, graph=n + 1)
         device_bytes.append(_beyond(device_before))
     most = max((nbytes for nbytes in device_bytes if nbytes is not None), default=None)

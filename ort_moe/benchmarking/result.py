@@ -100,6 +100,7 @@ class Benchmark(Printable):
         device: What it ran on.
         onnxruntime: Version of ONNX Runtime.
         steps: Runs that were asked for at each number of tokens.
+        past: Tokens that went before, where the model's inputs hold a past.
         variants: The model as given first.
     """
 
@@ -108,6 +109,7 @@ class Benchmark(Printable):
     device: str
     onnxruntime: str
     steps: int
+    past: int
     variants: tuple[Variant, ...]
 
     @property
@@ -135,6 +137,7 @@ class Benchmark(Printable):
             "device": self.device,
             "onnxruntime": self.onnxruntime,
             "steps": self.steps,
+            "past": self.past,
             "variants": [
                 {**asdict(each), "timings": [timing_to_dict(each, timing) for timing in each.timings]}
                 for each in self.variants
@@ -146,6 +149,7 @@ class Benchmark(Printable):
         from rich.text import Text
 
         head = f"{self.source}: on {self.device}, {self.provider}, ONNX Runtime {self.onnxruntime}"
+        head += f", behind {counted(self.past, 'token')}" if self.past else ""
         tables = [self._models_table(), *([self._timings_table()] if any(v.timings for v in self.variants) else [])]
         return Group(Text(head), *tables, *map(Text, self._notes()))
 

@@ -21,6 +21,9 @@ def bench(
         Provider | None, typer.Option(help="Where the models run; else on CUDA where it is there.", show_default=False)
     ] = None,
     tokens: Annotated[str, typer.Option(metavar="N,M", help="Tokens of a run; a time for each.")] = "1,64",
+    past: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Tokens that went before, where the inputs hold a past.")
+    ] = 0,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of which the median is told.")] = 50,
     weights: Annotated[
         str | None,
@@ -54,6 +57,7 @@ def bench(
             optimized,
             provider=None if provider is None else api_names[provider],
             tokens=numbers,
+            past=past,
             steps=steps,
             weights=formats,
             seed=seed,

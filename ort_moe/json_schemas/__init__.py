@@ -436,6 +436,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "device": _text("What it ran on."),
             "onnxruntime": _text("Version of ONNX Runtime."),
             "steps": _count("Runs asked for at each number of tokens."),
+            "past": _count("Tokens that went before, where the model's inputs hold a past."),
             "variants": _list("The model as given first.", _ref("variant", "A model.")),
         },
         variant=_VARIANT,

@@ -10,11 +10,13 @@ import pytest
 from onnx import helper
 
 import models.fixtures
-from ort_moe.benchmarking import Benchmark, bench, comparison
+from ort_moe.benchmarking import Benchmark, bench, comparison, measurement
 from ort_moe.benchmarking.measurement import Point
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.inspection import inspect
+from ort_moe.model_io import load_model
 from ort_moe.session import CPU, CUDA
+from ort_moe.verification.sample_inputs import Shape
 from tests.ort_moe.benchmarking.models import EXPORT, not_loadable
 from tests.ort_moe.tiny_models import fused, original, save
 
@@ -86,6 +88,22 @@ def test_fixed_inputs_are_taken_as_they_are() -> None:
     result = bench(path, provider="cpu", tokens=(1, 64), steps=1)
     assert [[timing.tokens for timing in each.timings] for each in result.variants] == [[None]] * 3
     assert "fixed" in str(result)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_behind_a_past(tmp_path: Path) -> None:
+    """An input with a past's keys has as many rows as tokens went before."""
+    model = original()
+    model.graph.input.append(helper.make_tensor_value_info("past.key", onnx.TensorProto.FLOAT, ["past_length", 1]))
+    model.graph.node.append(helper.make_node("Shape", ["past.key"], ["past"], name="shape"))
+    model.graph.output.append(helper.make_tensor_value_info("past", onnx.TensorProto.INT64, [2]))
+    source = save(model, tmp_path / "in.onnx")
+    result = bench(source, source, provider="cpu", tokens=(1,), steps=1, past=7)
+    assert result.past == 7
+    assert ", behind 7 tokens\n" in str(result)
+    assert [variant.status for variant in result.variants] == ["measured", "impossible", "measured"]
+    (feeds, *_) = measurement._draws(load_model(source), Shape(1, 1, 7), seed=0)
+    assert feeds["past.key"].shape == (7, 1)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -162,6 +180,8 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bench(EXPORT, weights=("int3",))
     with pytest.raises(ValueError, match="weights are packed where the optimised model is made, but one is given"):
         bench(EXPORT, EXPORT, weights=("int8",))
+    with pytest.raises(ValueError, match="past tokens are 0 or more, but -1 came"):
+        bench(EXPORT, past=-1)
     with pytest.raises(ModelError, match="No such file"):
         bench(tmp_path / "missing.onnx")
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(tmp_path / "missing.so"))

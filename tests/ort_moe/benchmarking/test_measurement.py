@@ -21,12 +21,12 @@ from ort_moe.session import CPU, CUDA, session
 from ort_moe.verification.sample_inputs import Shape
 from tests.ort_moe.tiny_models import original, save
 
-ORDER = Order("", "", CPU, (1,), 1, 0)
+ORDER = Order("", "", CPU, (1,), 0, 1, 0)
 
 
 def order(path: Path) -> Order:
     """Of one model by itself."""
-    return Order(str(path), str(path), CPU, (1,), 1, 0)
+    return Order(str(path), str(path), CPU, (1,), 0, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe_block_dynamo_fp16", "mixtral_causal_lm_dynamo_fp32"])
@@ -85,7 +85,7 @@ def test_another_process_measures(tmp_path: Path) -> None:
 def test_errors_of_the_other_process_are_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(original(), tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=r"there is no model .*absent\.onnx"):
-        measure_apart(Order(str(tmp_path / "absent.onnx"), str(path), CPU, (1,), 1, 0))
+        measure_apart(Order(str(tmp_path / "absent.onnx"), str(path), CPU, (1,), 0, 1, 0))
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(tmp_path / "missing.so"))
     with pytest.raises(EnvironmentUnfitError, match=r"missing\.so"):
         measure_apart(order(path))
@@ -115,7 +115,7 @@ def test_without_cuda_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
     with pytest.raises(EnvironmentUnfitError, match="has no CUDAExecutionProvider"):
-        measurement.measure(Order("", str(save(original(), tmp_path / "model.onnx")), CUDA, (1,), 1, 0))
+        measurement.measure(Order("", str(save(original(), tmp_path / "model.onnx")), CUDA, (1,), 0, 1, 0))
 
 
 def test_a_graph_that_is_refused_leaves_a_session(monkeypatch: pytest.MonkeyPatch) -> None:

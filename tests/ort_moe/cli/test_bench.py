@@ -60,6 +60,7 @@ def test_nothing_measured(ort_moe: Command, tmp_path: Path) -> None:
         (("--tokens", "0"), "numbers above 0 are expected"),
         (("--tokens", ""), "numbers above 0 are expected"),
         (("--steps", "0"), "--steps"),
+        (("--past", "-1"), "--past"),
         (("--weights", "int3"), "there is no format 'int3'"),
         (("--plot", "plot.svg"), "'plot.svg' does not end in .png"),
         (("--provider", "tpu"), "--provider"),
