@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_name
-from ort_moe.benchmarking.measurement import Measurement, Order, Point
+from ort_moe.benchmarking.measurement import Order, Point
 from ort_moe.benchmarking.result import AS_GIVEN, Benchmark, Timing, Variant
 from ort_moe.environment import require_onnxruntime
 from ort_moe.errors import ModelError, OrtMoeError
@@ -150,8 +150,7 @@ def _made(name: str, source: str | os.PathLike[str], order: Order, settings: Set
         remarks = [told, *_obstacles(report)] if any(_obstacles(report)) else []
         if unpacked:
             remarks.append(f"weights of {len(unpacked)} of {len(report.conversions)} layers not packed: {unpacked[0]}")
-        measured = _measured(replace(variant, status="measured", remark="; ".join(remarks)), path, order)
-    return replace(measured, why=measured.why.replace(os.fspath(path), "it"))
+        return _measured(replace(variant, status="measured", remark="; ".join(remarks)), path, order)
 
 
 def _obstacles(report: Report) -> Iterator[str]:
@@ -182,8 +181,9 @@ def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> V
     try:
         measured = measure_apart(order)
     except ModelError as error:
-        return replace(variant, status="failed", why=str(error))
+        return replace(variant, status="failed", why=str(error).replace(order.model, "it"))
     for point in measured.points:
+        point = replace(point, graph_refusal=point.graph_refusal.replace(order.model, "it"))
         timings[point.tokens or 0] = _timing(point, seen, order.provider)
     variant = replace(
         variant,
@@ -195,11 +195,7 @@ def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> V
     )
     if variant.measured:
         return variant
-    return replace(variant, status="failed", why=_first_refusal(measured))
-
-
-def _first_refusal(measured: Measurement) -> str:
-    return next((point.refusal for point in measured.points if point.refusal), "")
+    return replace(variant, status="failed", why=measured.points[0].refusal)
 
 
 def _too_large(model: ir.Model, tokens: Sequence[int]) -> dict[int, str]:
@@ -215,11 +211,9 @@ def _too_large(model: ir.Model, tokens: Sequence[int]) -> dict[int, str]:
 
 
 def _timing(point: Point, seen: Inspection, provider: str) -> Timing:
-    timing = Timing(
-        point.tokens, point.steps, point.step_ms, point.fastest_ms, point.graph_ms, why=point.refusal, why_no_graph=""
-    )
-    if point.graph_ms is None:
-        timing = replace(timing, why_no_graph=_why_no_graph(point, seen, provider))
+    why_no_graph = "" if point.graph_ms is not None else _why_no_graph(point, seen, provider)
+    times = (point.steps, point.step_ms, point.fastest_ms, point.graph_ms)
+    timing = Timing(point.tokens, *times, why=point.refusal, why_no_graph=why_no_graph)
     if point.tokens == 1 and seen.bytes_per_token is not None and timing.best_ms:
         timing = replace(timing, expert_gbps=seen.bytes_per_token / timing.best_ms / 1e6)
     return timing

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 DRAWS = 8
 """Random inputs that follow each other, so that a token's experts are not those of the run before."""
 
-WARM_UP = 3
-"""Runs before the timed ones: buffers are taken, kernels loaded."""
+WARM_UP = DRAWS
+"""Runs before the timed ones: buffers are taken, kernels loaded, and the weights that are chosen are in memory."""
 
 LEAST, PATIENCE = 3, 20.0
-"""Timed runs that there are at least, and seconds after which there are no more."""
+"""Runs that there are at least, of the timed ones and of those before, and seconds after which there are no more."""
 
 _CHUNK = 16 << 20  # of a file, read at a time
 
@@ -213,17 +213,18 @@ def _captured(
 
 def _times(run: Callable[[], None], feed: Callable[[int], None], steps: int) -> list[float]:
     """Milliseconds of each timed run."""
-    for n in range(WARM_UP):
-        feed(n)
-        run()
-    times: list[float] = []
-    end = time.perf_counter() + PATIENCE
-    while len(times) < steps and (len(times) < LEAST or time.perf_counter() < end):
-        feed(len(times) + WARM_UP)
-        began = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - began) * 1e3)
-    return times
+    warm_up: list[float] = []
+    timed: list[float] = []
+    ran = 0
+    for times, most in ((warm_up, WARM_UP), (timed, steps)):
+        end = time.perf_counter() + PATIENCE
+        while len(times) < most and (len(times) < LEAST or time.perf_counter() < end):
+            feed(ran)
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) * 1e3)
+            ran += 1
+    return timed
 
 
 class _BoundRun:

@@ -68,8 +68,11 @@ def test_runs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     times = measurement._times(lambda: ran.append(0), fed.append, 5)
     assert (len(times), len(ran)) == (5, WARM_UP + 5)
     assert fed == list(range(WARM_UP + 5))
+    assert WARM_UP >= DRAWS  # each has run before it is timed
     monkeypatch.setattr(measurement, "PATIENCE", 0.0)
-    assert len(measurement._times(lambda: None, lambda _: None, 50)) == LEAST
+    ran.clear()
+    assert len(measurement._times(lambda: ran.append(0), lambda _: None, 50)) == LEAST
+    assert len(ran) == 2 * LEAST
     assert len(measurement._times(lambda: None, lambda _: None, 2)) == 2
 
 
