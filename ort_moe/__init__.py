@@ -5,9 +5,8 @@
 
 `export` makes ONNX of a Hugging Face folder, and `DecodeLoop` runs a decode graph step after step on fixed buffers, on
 CUDA as a graph that is replayed. `inspect`, `explain` and `verify` look at models, `bench` measures them, `diagnose`
-looks at the installation.
-`register` and `library_path` are for people who create their sessions themselves; `register_schemas` teaches our
-operators to `onnx.checker` and to ONNX's shape inference.
+looks at the installation. `register` and `library_path` are for people who create their sessions themselves;
+`register_schemas` teaches our operators to `onnx.checker` and to ONNX's shape inference.
 """
 
 from __future__ import annotations
