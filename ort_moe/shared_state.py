@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 """Their output may lie where their input does."""
 
+_MAY_DO_NOTHING = {"Cast", "CastLike", "Dropout", "Expand", "Pad", "Slice", "Tile", "Transpose"}
+_MAY_DO_NOTHING_WITH_A_CONSTANT = {"Add", "Div", "Mul", "Pow", "Sub"}
+_DO_NOTHING_ALONE = {"Concat", "Max", "Mean", "Min", "Sum"}
+"""Nodes that change nothing, such as a Cast to the same type, ONNX Runtime leaves out: then their readers read their
+input. Which they are depends on types, shapes and constants; all are taken for such."""
+
 _ELEMENT_BY_ELEMENT = {
     *("Abs", "Add", "And", "Clip", "Div", "Exp", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Relu"),
     *("Sigmoid", "Sub", "Tanh", "Where", "Xor"),
@@ -51,14 +57,19 @@ def cannot_share(model: ir.Model, past: str, present: str) -> str | None:
     after = next((value for value in graph.outputs if value.name == present), None)
     if before is None or after is None:
         return "the model's file does not have them"
-    writer = after.producer()
-    while writer is not None and writer.op_type in _VIEWS and writer.inputs[0] is not None:
-        after = writer.inputs[0]
-        writer = after.producer()
-    if writer is None:
+    if after.producer() is None:
         return None if after is before else f"'{present}' is not computed"
+    for writer in _writers(after):
+        if (why := _too_late(before, writer, model, past, present)) is not None:
+            return why
+    return None
+
+
+def _too_late(before: ir.Value, writer: ir.Node, model: ir.Model, past: str, present: str) -> str | None:
+    """`cannot_share` where one node writes the output."""
+    graph = model.graph
     others = []
-    for reader, position in _readers(before, graph):
+    for reader, position in _readers(before, graph, writer):
         if reader is not writer:
             others.append(reader)
         elif not _in_place(writer, position):
@@ -70,6 +81,37 @@ def cannot_share(model: ir.Model, past: str, present: str) -> str | None:
     return None
 
 
+def _may_vanish(node: ir.Node, position: int) -> bool:
+    """Whether what a node makes of an input may be that input itself, where it lies."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    others = [value for n, value in enumerate(node.inputs) if n != position]
+    return (
+        (node.op_type in _VIEWS | _MAY_DO_NOTHING and position == 0)
+        or (node.op_type in _MAY_DO_NOTHING_WITH_A_CONSTANT and all(map(_is_constant, others)))
+        or (node.op_type in _DO_NOTHING_ALONE and not others)
+    )
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    if value is None:
+        return True
+    producer = value.producer()
+    return value.is_initializer() or (producer is not None and producer.op_type in ("Constant", "ConstantOfShape"))
+
+
+def _writers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that may write a value: its producer, and those before it where it may do nothing."""
+    writer = value.producer()
+    if writer is None:
+        return
+    if writer.op_type not in _VIEWS:
+        yield writer
+    for position, operand in enumerate(writer.inputs):
+        if operand is not None and _may_vanish(writer, position):
+            yield from _writers(operand)
+
+
 def _in_place(node: ir.Node, position: int) -> bool:
     if node.domain == "com.microsoft":
         return node.op_type in _SHARING_ATTENTION
@@ -78,15 +120,18 @@ def _in_place(node: ir.Node, position: int) -> bool:
     return node.op_type in _ELEMENT_BY_ELEMENT or (node.op_type in _INTO_FIRST_INPUT and position == 0)
 
 
-def _readers(value: ir.Value, graph: ir.Graph) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes of the graph that read a value, also through views and in their subgraphs, and at which input."""
+def _readers(value: ir.Value, graph: ir.Graph, writer: ir.Node) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes of the graph that read a value and at which input, also in subgraphs and behind what may do nothing.
+
+    Not behind `writer`: what it makes is the output.
+    """
     stack = [value]
     while stack:
         for use in stack.pop().uses():
             if use.node.graph is not graph:
                 yield _owner(use.node, graph), -1
                 continue
-            if use.node.op_type in _VIEWS and use.idx == 0:
+            if use.node is not writer and _may_vanish(use.node, use.idx):
                 stack.append(use.node.outputs[0])
             yield use.node, use.idx
 

@@ -14,7 +14,10 @@ from ort_moe.shared_state import cannot_share, pairs_by_name
 from tests.op_models import assert_same_bits
 
 HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1, "mine": 1]>'
-SIGNATURE = "g (float[2, 3] past, float[2, 3] x, int64[2, 3] i, bool[1] b) => (float[2, 3] present, float[2, 3] y)"
+SIGNATURE = (
+    "g (float[2, 3] past, float[2, 3] x, int64[2, 3] i, int64[3, 2] j, float[3, 2] w, bool[1] b)"
+    " => (float[2, 3] present, float[2, 3] y)"
+)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,8 @@ def refused(body: str) -> str | None:
         "present = Identity (past) y = Neg (past)",
         "y = Neg (x) n = Add (past, x) present = Identity (n)",
         "y = Neg (x) v = Flatten (past) n = Add (v, x) present = Identity (n)",
+        "t = Transpose (past) s = ScatterElements (t, j, w) present = Transpose (s) y = Neg (present)",
+        "y = Neg (x) n = Neg (past) s = Softmax (n) present = Cast <to = 1> (s)",
         "y = Neg (past) c = Concat <axis = 0> (past, y) p, q = Split <num_outputs = 2> (c) present = Add (p, q)",
     ],
 )
@@ -70,6 +75,18 @@ def test_one_buffer_will_do(body: str) -> None:
         ("y = Neg (x) present = ScatterElements (x, i, past)", "ScatterElements 'present' does not compute"),
         ("y = Neg (x) present = mine.Add (past, x)", "Add 'present' does not compute 'present' in place"),
         ("y = Identity (past) present = Add (past, x)", "Identity 'y' may read 'past' after"),
+        *(
+            (f"{old} present = Sub (x, old) m = Softmax (present) y = Sub (m, old)", "Sub 'y' may read 'past' after")
+            for old in (
+                "old = Cast <to = 1> (past)",
+                "old = Dropout (past)",
+                "old = Transpose <perm = [0, 1]> (past)",
+                "old = Concat <axis = 0> (past)",
+                "zero = Constant <value = float {0.0}> () old = Add (zero, past)",
+                "once = Cast <to = 1> (past) old = Identity (once)",
+            )
+        ),
+        ("y = Neg (x) s = Softmax (past) present = Cast <to = 1> (s)", "Softmax 's' does not compute 'present'"),
         (
             "v = Flatten (past) z = Neg (v) n = Exp (v) present = Add (n, x) y = Neg (z)",
             "Neg 'z' may read 'past' after",
@@ -105,12 +122,16 @@ def test_what_control_flow_reads_comes_before_it() -> None:
     )
 
 
-def test_copied_state_is_right_where_shared_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "present = Add (past, x) z = Softmax (present) y = Add (z, past)",
+        "old = Cast <to = 1> (past) present = Add (old, x) z = Softmax (present) y = Add (z, old)",
+    ],
+)
+def test_copied_state_is_right_where_shared_would_not_be(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late reader of the past: of one buffer it would take the new one."""
-    text = (
-        "g (float[1, 4] past, float[1, 4] x) => (float[1, 4] present, float[1, 4] y) "
-        "{ present = Add (past, x) z = Softmax (present) y = Add (z, past) }"
-    )
+    text = f"g (float[1, 4] past, float[1, 4] x) => (float[1, 4] present, float[1, 4] y) {{ {body} }}"
     source = parser.parse_model(f"{HEADER} {text}").SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
