@@ -30,7 +30,7 @@ def measure_apart(order: Order) -> Measurement:
         # `nvidia-smi` counts GPUs in this order, and by default CUDA does not.
         environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         code = f"from {__name__} import answer_order; answer_order()"
-        command = [sys.executable, "-c", code, json.dumps(asdict(order)), os.fspath(answer)]
+        command = [sys.executable, "-P", "-c", code, json.dumps(asdict(order)), os.fspath(answer)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment
         )

@@ -49,7 +49,7 @@ def export(
         bool, typer.Option(help="Run both graphs and compare them with PyTorch before the output is put in place.")
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Allow the output to exist: files of the same names are replaced.")
+        bool, typer.Option("--force", help="Replace an export that is there, with all that lies in its folder.")
     ] = False,
 ) -> None:
     """Export a Hugging Face model to ONNX, in the form that `optimize` fuses whole.

@@ -1,5 +1,5 @@
 """From a Hugging Face folder to ONNX in the form that rewrites best: what `ort_moe.export` is made of.
 
 `checkpoint` looks at the folder, `architecture` at the model's class, both before any weight is read; `cached_step` is
-what is exported, `graph` exports it, and `output_folder` writes it.
+what is exported, and `graph` exports it.
 """

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.exporting.checkpoint import Checkpoint
-from ort_moe.exporting.output_folder import StagedFolder, check_output_folder
 from ort_moe.exporting.requirements import require_exporter
 from ort_moe.printable import Printable, byte_size
+from ort_moe.staged_folder import StagedFolder, check_folder
 from ort_moe.wording import counted
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def export(
         batch: Sequences side by side.
         precision: Of the weights; None: as stored.
         verify: Whether to run both graphs on the CPU and compare them with PyTorch, in float32.
-        force: Allow the output to exist; files of the same names are replaced, others stay.
+        force: Replace an export that is there, with all that lies in its folder.
         progress: Called with what is about to be done, in words.
 
     Raises:
@@ -143,7 +143,8 @@ def export(
         raise ValueError(f"the maximal length is {max_length}: 2 or more is expected")
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision '{precision}' is unknown; there are {', '.join(PRECISIONS)}")
-    check_output_folder(output, source=model_folder, force=force)
+    final = Path(os.path.abspath(output))
+    check_folder(final, Path(model_folder), _is_export, force=force)
     checkpoint = Checkpoint.of(model_folder)
     progress("loading PyTorch and transformers")
     require_exporter()
@@ -160,12 +161,12 @@ def export(
     for name, tokens in ((DECODE, 1), (PREFILL, min(_TRACED_TOKENS, length))):
         progress(f"tracing {name}")
         graphs[name] = _graph(checkpoint, model, architecture, batch, length, tokens)
-    with StagedFolder(output) as staged:
+    with StagedFolder(final) as staged:
         progress("writing")
         try:
             _write(graphs, checkpoint, staged.path)
         except OSError as error:
-            raise OutputError(f"cannot write {staged.output}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write {final}: {error.strerror or error}") from error
         weight_bytes = (staged.path / WEIGHTS).stat().st_size
         difference, warnings = None, []
         if verify:
@@ -292,3 +293,7 @@ def _nbytes(value: ir.Value) -> int:
     assert value.shape is not None
     assert value.dtype is not None
     return int(prod(value.shape.numpy()) * value.dtype.itemsize)
+
+
+def _is_export(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (DECODE, PREFILL, WEIGHTS))

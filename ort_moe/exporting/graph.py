@@ -60,10 +60,11 @@ def strip_metadata(model: ir.Model) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps the exporters' progress reports and their warnings about optional packages off the terminal."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

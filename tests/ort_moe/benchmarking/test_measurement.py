@@ -85,6 +85,12 @@ def test_another_process_measures(tmp_path: Path) -> None:
     assert measured.host_bytes_before <= measured.host_bytes < mine.nbytes  # it has none of what is this one's
 
 
+def test_modules_of_the_working_folder_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert measure_apart(order(save(original(), tmp_path / "model.onnx"))).points
+
+
 def test_errors_of_the_other_process_are_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(original(), tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=r"there is no model .*absent\.onnx"):

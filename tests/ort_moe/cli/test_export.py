@@ -27,10 +27,11 @@ def test_without_pytorch(ort_moe: Command, tmp_path: Path, monkeypatch: pytest.M
 def test_no_model_folder(ort_moe: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told at once, before PyTorch is loaded or missed."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    outcome = ort_moe("export", tmp_path, "-o", tmp_path / "out")
+    (tmp_path / "model").mkdir()
+    outcome = ort_moe("export", tmp_path / "model", "-o", tmp_path / "out")
     assert outcome.code == ExitCode.ERROR
     assert outcome.err == (
-        f"ort-moe: error: {tmp_path} is no Hugging Face model folder: there is no config.json in it\n"
+        f"ort-moe: error: {tmp_path / 'model'} is no Hugging Face model folder: there is no config.json in it\n"
     )
 
 
@@ -38,8 +39,17 @@ def test_output_that_exists(ort_moe: Command, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     outcome = ort_moe("export", model_folder(tmp_path / "model"), "-o", tmp_path / "out")
     assert outcome.code == ExitCode.ERROR
-    assert "out: it exists; name another output, or let --force replace" in outcome.err
+    assert "out: it exists; name another output, or use --force to replace it" in outcome.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_force_replaces_exports_alone(ort_moe: Command, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/letter.txt").write_text("dear")
+    outcome = ort_moe("export", model_folder(tmp_path / "model"), "-o", tmp_path / "out", "--force")
+    assert outcome.code == ExitCode.ERROR
+    assert "out: it exists and is no model folder, and only such are replaced" in outcome.err
+    assert (tmp_path / "out/letter.txt").read_text() == "dear"
 
 
 @pytest.mark.parametrize(
