@@ -102,8 +102,8 @@ class BoundedSelection {
     uint32_t candidates[kWarp];
   };
 
-  // k lanes have bests only if they own experts.
-  static bool Fits(int32_t experts, int32_t k) { return k <= kMaxChosen && experts >= k * kChunk; }
+  // Where k of the lanes that own experts are more than half of them, the bound is low and candidates are many.
+  static bool Fits(int32_t experts, int32_t k) { return k <= kMaxChosen && experts >= 2 * k * kChunk; }
 
   __device__ BoundedSelection(Shared& shared, int lane) : shared_(shared), lane_(lane) {}
 

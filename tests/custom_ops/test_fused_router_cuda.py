@@ -91,7 +91,7 @@ def test_sizes_types_and_scores(experts: int) -> None:
     n = 0
     for k in sorted({*(k for k in CHOSEN if k <= experts), experts}):
         for onnx_type in DTYPES:
-            scoring = scorings[n % len(scorings)]
+            scoring = scorings[(n + n // 9) % len(scorings)]  # each with each type
             fields = {"has_selection_bias": n % 5 == 4 and scoring["score"] != "none", "has_expert_scale": n % 7 == 6}
             case = make_case(
                 experts,
@@ -114,9 +114,16 @@ def test_many_rows(experts: int, scoring: str) -> None:
         check_launcher(make_case(experts, tokens, {"k": min(experts, 6)} | SCORINGS[scoring], onnx_type="bfloat16"))
 
 
-def packed_case(experts: int, rows: int, k: int, **fields: Any) -> RouterCase:
+def type_of(n: int) -> str:
+    """Of the n-th of a test's cases, whose scorings, of which there are nine, come in turn."""
+    return list(DTYPES)[(n + n // len(SCORINGS)) % len(DTYPES)]
+
+
+def packed_case(experts: int, rows: int, k: int, seed: int = 0, **fields: Any) -> RouterCase:
     """A softmax of the chosen, whose half-precision logits and experts make one key each."""
-    return make_case(experts, rows, {"k": k, "score": "softmax", "normalize": 1}, **fields)
+    spelling = {"normalize": 1} if seed % 2 == 0 else {"score_after_topk": 1}
+    given = {"k": k, "score": "softmax", **spelling, "scale": (1.0, 2.5, -1.0)[seed % 3]}
+    return make_case(experts, rows, given, seed=seed, has_expert_scale=seed % 4 > 1, **fields)
 
 
 @pytest.mark.parametrize("texture", TEXTURES)
@@ -127,8 +134,8 @@ def test_packed_keys(onnx_type: str, texture: str) -> None:
             if k <= experts:
                 case = packed_case(experts, (1, 5, 67)[n % 3], k, onnx_type=onnx_type, texture=texture, seed=n)
                 check_launcher(case)
-    for experts in (16, 40, 64):  # many rows of few experts take fewer lanes each
-        check_launcher(packed_case(experts, 2051, 6, onnx_type=onnx_type, texture=texture))
+    for n, experts in enumerate((16, 40, 64)):  # many rows of few experts take fewer lanes each
+        check_launcher(packed_case(experts, 2051, (1, 6, 8)[n], n, onnx_type=onnx_type, texture=texture))
 
 
 @pytest.mark.parametrize("texture", TEXTURES)
@@ -136,7 +143,7 @@ def test_textures(texture: str) -> None:
     n = 0
     for experts, k in ((8, 2), (60, 4), (256, 8), (512, 10), (1024, 16), (160, 33), (2048, 8)):
         for scoring in SCORINGS.values():
-            onnx_type = list(DTYPES)[n % 3]
+            onnx_type = type_of(n)
             bias = n % 2 == 1
             case = make_case(
                 experts, 3, {"k": k} | scoring, onnx_type=onnx_type, texture=texture, seed=n, has_selection_bias=bias
@@ -163,8 +170,8 @@ def test_groups(experts: int, groups: int, fill: float) -> None:
                         "weights_from": weights_from,
                     }  # fmt: skip
                     case = make_case(
-                        experts, 3, given, onnx_type=list(DTYPES)[n % 3], texture=TEXTURES[n % len(TEXTURES)], seed=n,
-                        has_selection_bias=weights_from == "scores",
+                        experts, 3, given, onnx_type=list(DTYPES)[(n + n // 3) % 3],
+                        texture=TEXTURES[n % len(TEXTURES)], seed=n, has_selection_bias=weights_from == "scores",
                     )  # fmt: skip
                     check_launcher(case)
                     n += 1
@@ -189,7 +196,7 @@ def test_few_of_each_path() -> None:
     for experts, k in ((8, 2), (7, 3), (64, 6), (512, 10), (1024, 16), (2048, 40), (700, 700)):
         for n, scoring in enumerate(SCORINGS.values()):
             check_launcher(
-                make_case(experts, 3, {"k": k} | scoring, onnx_type=list(DTYPES)[n % 3], texture="ties", seed=n)
+                make_case(experts, 3, {"k": k} | scoring, onnx_type=type_of(n + experts), texture="ties", seed=n)
             )
     for experts, groups in ((256, 8), (60, 5), (2304, 36)):
         given = {"k": 4, "score": "sigmoid", "num_groups": groups, "topk_groups": 2, "group_score_top": 3}
