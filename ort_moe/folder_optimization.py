@@ -67,6 +67,11 @@ def optimize_folder(
     check_folder(final, folder, lambda there: (there / genai_config.NAME).is_file(), force=force)
     if settings.external_data in (genai_config.NAME, LIBRARY):
         raise OutputError(f"cannot write external data to '{settings.external_data}': another file has that name")
+    if settings.external_data != "keep" and len(config.models) > 1:
+        raise OutputError(
+            f"cannot write the weights of {len(config.models)} models to one file '{settings.external_data}'; "
+            "without --external-data each keeps its own"
+        )
     if settings.target != "contrib":
         library_path()  # looked for before work is put into the models
     with StagedFolder(final) as staged, _told_of(final, staged.path):

@@ -117,6 +117,11 @@ class Benchmark(Printable):
         """Whether anything was."""
         return any(variant.measured for variant in self.variants)
 
+    @property
+    def failed(self) -> tuple[Variant, ...]:
+        """Models that were there before and did not load or run."""
+        return tuple(v for v in self.variants if v.model is not None and v.status == "failed")
+
     def times_faster(self, variant: Variant, timing: Timing) -> float | None:
         """Time of the model as given by that of a variant, at the same number of tokens; None where one is missing."""
         given = [t for v in self.variants if v.name == AS_GIVEN for t in v.timings if t.tokens == timing.tokens]

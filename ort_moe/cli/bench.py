@@ -65,12 +65,12 @@ def bench(
     if as_json:
         print_json(benchmark.to_dict())
     show(benchmark, on_stderr=as_json)
-    if not benchmark.measured:
-        raise typer.Exit(ExitCode.ERROR)
-    if plot is not None:
+    if plot is not None and benchmark.measured:
         from ort_moe.benchmarking.plot import write_plot
 
         write_plot(benchmark, plot)
+    if benchmark.failed or not benchmark.measured:
+        raise typer.Exit(ExitCode.ERROR)
 
 
 def _tokens(given: str) -> tuple[int, ...]:

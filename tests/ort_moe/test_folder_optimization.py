@@ -207,6 +207,15 @@ def test_one_file_for_weights(source: Path) -> None:
     assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
 
 
+def test_one_file_for_two_models(tmp_path: Path) -> None:
+    document = config(filename="model.onnx")
+    document["model"]["vision"] = {"filename": "vision.onnx"}
+    source = genai_folder(tmp_path / "in", document, {"model.onnx": original(), "vision.onnx": original()})
+    with pytest.raises(OutputError, match=r"weights of 2 models to one file 'weights\.bin'"):
+        _optimize(source, tmp_path / "out", external_data="weights.bin")
+    assert not (tmp_path / "out").exists()
+
+
 def test_packed_weights(tmp_path: Path) -> None:
     import models.fixtures
 

@@ -53,6 +53,19 @@ def test_nothing_measured(ort_moe: Command, tmp_path: Path) -> None:
     assert not plot.exists()
 
 
+def test_the_optimised_model_fails(ort_moe: Command, source: Path, tmp_path: Path) -> None:
+    """What was measured is shown and drawn, and the exit code tells of the rest."""
+    plot = tmp_path / "plot.png"
+    model = fused()
+    for node in model.graph.node:
+        node.domain = "nowhere"
+    outcome = ort_moe("bench", source, save(model, tmp_path / "broken.onnx"), *QUICK, "--tokens", "1", "--plot", plot)
+    assert outcome.code == ExitCode.ERROR
+    assert "as given" in outcome.out
+    assert "nowhere" in outcome.out
+    assert plot.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
