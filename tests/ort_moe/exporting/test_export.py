@@ -69,6 +69,15 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Exported(folder / "model", pytorch_text(folder / "model"), done)
 
 
+def prompts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids and positions of the prompts, padded on the right, and their lengths."""
+    lengths = np.array([len(prompt) for prompt in PROMPTS])
+    ids = np.zeros((BATCH, lengths.max()), np.int64)
+    for row, prompt in zip(ids, PROMPTS, strict=True):
+        row[: len(prompt)] = prompt
+    return ids, np.tile(np.arange(ids.shape[1]), (BATCH, 1)), lengths
+
+
 class Loop:
     """Both graphs over one cache: past and present share their buffers."""
 
@@ -95,11 +104,7 @@ class Loop:
 
     def write(self, *, chunk: int | None = None, repeat: int = 1) -> list[list[int]]:
         """Greedy text after the prompts, which are read in chunks; each step is run `repeat` times."""
-        lengths = np.array([len(prompt) for prompt in PROMPTS])
-        ids = np.zeros((BATCH, lengths.max()), np.int64)
-        for row, prompt in zip(ids, PROMPTS, strict=True):
-            row[: len(prompt)] = prompt
-        positions = np.tile(np.arange(ids.shape[1]), (BATCH, 1))
+        ids, positions, lengths = prompts()
         step = chunk or ids.shape[1]
         parts = [slice(start, start + step) for start in range(0, ids.shape[1], step)]
         logits = np.concatenate([self.run(ids[:, part].copy(), positions[:, part].copy()) for part in parts], axis=1)
@@ -115,6 +120,27 @@ class Loop:
 def test_text_is_pytorchs(exported: Exported) -> None:
     assert Loop(exported.export.prefill, exported.export.decode).write() == exported.text
     assert Loop(exported.export.prefill, exported.export.decode).write(chunk=2, repeat=3) == exported.text
+
+
+def test_text_of_a_decode_loop_is_pytorchs(exported: Exported) -> None:
+    """The prefill's cache goes to the loop, whose past and present share their buffers."""
+    prefill, decode = (
+        ort_moe.session(path, providers=["CPUExecutionProvider"])
+        for path in (exported.export.prefill, exported.export.decode)
+    )
+    loop = ort_moe.DecodeLoop(decode)
+    assert not loop.copied_state
+    ids, positions, lengths = prompts()
+    names = [output.name for output in prefill.get_outputs()]
+    values = prefill.run(names, {"input_ids": ids, "position_ids": positions, **loop.read_state()})
+    outputs = dict(zip(names, values, strict=True))
+    loop.write_state({past: outputs[present] for past, present in loop.state.items()})
+    last = outputs["logits"][np.arange(BATCH), lengths - 1]
+    text = []
+    for i in range(NEW_TOKENS):
+        text.append(last.argmax(-1))
+        last = loop.step(input_ids=text[-1][:, None], position_ids=(lengths + i)[:, None])["logits"][:, 0]
+    assert np.stack(text, axis=1).tolist() == exported.text
 
 
 def test_text_after_optimize_is_pytorchs(exported: Exported, tmp_path: Path) -> None:
