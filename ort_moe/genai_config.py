@@ -154,7 +154,7 @@ def _no_config(folder: Path) -> str:
     if models := sorted(path.name for path in folder.glob("*.onnx")):
         return f"{sentence}; for one model, name its file, such as {folder / models[0]}"
     if (folder / "config.json").is_file():
-        return f"{sentence}, but a config.json, as of a model that is yet to be exported"
+        return f"{sentence}, but a config.json, as of a model that is yet to be exported: `ort-moe export` does that"
     return sentence
 
 

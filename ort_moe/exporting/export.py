@@ -34,7 +34,7 @@ USUAL_LENGTH = 4096
 
 _OPSET = 20
 _TRACED_TOKENS = 5
-"""Of prefill: not the batch's size, nor 1, which torch.export takes for fixed."""
+"""Of prefill, at most."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def export(
     model = load_model(checkpoint, architecture, precision)
     exported_as = _precision_of(model)
     graphs = {}
-    for name, tokens in ((DECODE, 1), (PREFILL, min(_TRACED_TOKENS, length))):
+    for name, tokens in ((DECODE, 1), (PREFILL, _traced_tokens(batch, length))):
         progress(f"tracing {name}")
         graphs[name] = _graph(checkpoint, model, architecture, batch, length, tokens)
     with StagedFolder(final) as staged:
@@ -250,6 +250,12 @@ def _graph(
         ) from error
     _name_sequence(exported)
     return exported
+
+
+def _traced_tokens(batch: int, length: int) -> int:
+    """With which prefill is traced: not 1, which torch.export takes for fixed, nor, if there is another, the batch."""
+    candidates = range(min(_TRACED_TOKENS, length), 1, -1)
+    return next((tokens for tokens in candidates if tokens != batch), candidates[0])
 
 
 def _name_sequence(model: ir.Model) -> None:

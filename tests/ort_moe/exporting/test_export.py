@@ -211,6 +211,15 @@ def test_as_stored(tmp_path: Path) -> None:
     assert (done.precision, done.max_length) == ("fp16", 64)
 
 
+@pytest.mark.parametrize(("batch", "length"), [(5, 8), (3, 3), (1, 2)])
+def test_prefill_takes_any_number_of_tokens(tmp_path: Path, batch: int, length: int) -> None:
+    """Also where the batch, or the cache, is as long as what is traced."""
+    checkpoint("mixtral", tmp_path / "model")
+    done = export(tmp_path / "model", tmp_path / "out", batch=batch, max_length=length, verify=False)
+    inputs = {value.name: value.shape for value in ort.InferenceSession(done.prefill).get_inputs()}
+    assert inputs["input_ids"] == [batch, "sequence"]
+
+
 def test_model_without_experts(tmp_path: Path) -> None:
     import transformers
 
