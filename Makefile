@@ -64,7 +64,7 @@ floor: setup
 # onnxruntime-genai lies apart, for it asks for the CPU's onnxruntime.
 export: $(EXPORT_READY)
 	test -d build/genai-$(GENAI) || $(BIN)/python -m pip install --quiet --no-deps --target build/genai-$(GENAI) onnxruntime-genai==$(GENAI)
-	PYTHONPATH=$(CURDIR)/build/genai-$(GENAI) $(BIN)/python -m pytest --quiet -m export tests
+	PYTHONPATH=$(CURDIR)/build/genai-$(GENAI) $(BIN)/python -m pytest --quiet -n $(JOBS) --dist loadscope -m "export and not gpu" tests
 
 fixtures: $(EXPORT_READY)
 	$(BIN)/python -m models.export
