@@ -121,7 +121,8 @@ _TRAINING_HEADER = """\
 expert. "Shape" is a kernel that reads and writes the same arrays and computes nothing of use, timed beside ours. The
 gradient of RouterProbs reads of logits and gradients only what the map marks, unless the softmax is over all experts;
 its shape reads all. The peer is TransformerEngine, recorded and not run as above. The last rows are logits that are
-ascending, all equal, multiples of a half, and NaN in every other row, and routers of few experts.
+ascending, all equal, multiples of a half, and NaN in every other row, and routers of few experts. The times are of an
+earlier build of these kernels; that on hand has not been timed.
 """
 
 _EXPERTS_HEADER = """\

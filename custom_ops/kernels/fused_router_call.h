@@ -36,23 +36,30 @@ struct OrtMoeFusedRouterCall {
 };
 
 namespace ort_moe {
-inline RouterConfig ConfigOf(const OrtMoeFusedRouterCall& call) {
+// The attributes that the calls of all routers have, in fields of the same names.
+template <typename Call>
+RouterConfig CommonConfigOf(const Call& call) {
   RouterConfig config;
   config.k = call.k;
   config.score = static_cast<Score>(call.score);
-  config.mixer_threshold = call.mixer_threshold;
   config.score_after_topk = call.score_after_topk != 0;
   config.bias_on = static_cast<BiasOn>(call.bias_on);
   config.num_groups = call.num_groups;
   config.topk_groups = call.topk_groups;
   config.group_score_top = call.group_score_top;
   config.group_fill = call.group_fill;
-  config.weights_from = static_cast<WeightsFrom>(call.weights_from);
   config.normalize = call.normalize != 0;
   config.normalize_eps = call.normalize_eps;
   config.normalize_min = call.normalize_min;
   config.scale = call.scale;
   config.softcap = call.softcap;
+  return config;
+}
+
+inline RouterConfig ConfigOf(const OrtMoeFusedRouterCall& call) {
+  RouterConfig config = CommonConfigOf(call);
+  config.mixer_threshold = call.mixer_threshold;
+  config.weights_from = static_cast<WeightsFrom>(call.weights_from);
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/c_call.h"
+#include "kernels/fused_router_call.h"
 #include "kernels/row_threads.h"
 
 // The arguments and configuration of both directions, flat; the enumerations count as in the headers. Mirrored by
@@ -44,19 +45,7 @@ constexpr const char* kOp = "RouterProbs";
 
 RouterProbsConfig ConfigOf(const OrtMoeRouterProbsCall& call) {
   RouterProbsConfig config;
-  config.router.k = call.k;
-  config.router.score = static_cast<Score>(call.score);
-  config.router.score_after_topk = call.score_after_topk != 0;
-  config.router.bias_on = static_cast<BiasOn>(call.bias_on);
-  config.router.num_groups = call.num_groups;
-  config.router.topk_groups = call.topk_groups;
-  config.router.group_score_top = call.group_score_top;
-  config.router.group_fill = call.group_fill;
-  config.router.normalize = call.normalize != 0;
-  config.router.normalize_eps = call.normalize_eps;
-  config.router.normalize_min = call.normalize_min;
-  config.router.scale = call.scale;
-  config.router.softcap = call.softcap;
+  config.router = CommonConfigOf(call);
   config.map_format = static_cast<MapFormat>(call.map_format);
   return config;
 }
