@@ -141,7 +141,7 @@ def test_packed_keys(onnx_type: str, texture: str) -> None:
 @pytest.mark.parametrize("texture", TEXTURES)
 def test_textures(texture: str) -> None:
     n = 0
-    for experts, k in ((8, 2), (60, 4), (256, 8), (512, 10), (1024, 16), (160, 33), (2048, 8)):
+    for experts, k in ((8, 2), (60, 4), (256, 8), (512, 10), (1024, 16), (160, 33), (2048, 8), (1000, 24)):
         for scoring in SCORINGS.values():
             onnx_type = type_of(n)
             bias = n % 2 == 1
@@ -219,6 +219,22 @@ def test_unaligned_rows() -> None:
         logits=shifted.address + 2, weights=weights.address, indices=indices.address,
     )  # fmt: skip
     assert_same(case, (weights.read(), indices.read()), case.emulate())
+
+
+def test_more_than_two_billion_logits() -> None:
+    """Rows of packed keys and of the other kernel, the last of them beyond what 32 bits count."""
+    for experts, k in ((512, 10), (4096, 8)):
+        rows = 2**31 // experts + 2
+        tail = packed_case(experts, 3, k, onnx_type="bfloat16")
+        logits = np.zeros((rows, experts), np.uint16)
+        logits[-3:] = tail.logits.view(np.uint16)
+        everything = DeviceArray(logits)
+        weights, indices = poisoned((rows, k), np.float32), poisoned((rows, k), np.int32)
+        kernels.fused_router(
+            RouterConfig.from_attributes(tail.attributes), rows=rows, experts=experts, dtype="bfloat16",
+            logits=everything.address, weights=weights.address, indices=indices.address,
+        )  # fmt: skip
+        assert_same(tail, (weights.read()[-3:], indices.read()[-3:]), tail.emulate())
 
 
 def test_refuses_what_does_not_fit() -> None:

@@ -144,7 +144,7 @@ def test_few_of_each_path() -> None:
 # --- Choices from elsewhere ---
 
 
-@pytest.mark.parametrize("experts", [1, 7, 64, 512, 1000, 5000])
+@pytest.mark.parametrize("experts", [1, 7, 64, 512, 1000, 5000, 8000])
 @pytest.mark.parametrize("kind", ["random", "outside", "one", "none"])
 def test_any_choices(kind: str, experts: int) -> None:
     rng = np.random.default_rng(experts)
@@ -157,6 +157,18 @@ def test_any_choices(kind: str, experts: int) -> None:
         if kind == "outside" and tokens:
             indices[0, 0], indices[-1, -1] = np.iinfo(np.int32).min, np.iinfo(np.int32).max
         assert_same_maps(maps_of(indices, experts), routing_maps(indices, experts))
+
+
+def test_choices_that_no_16_byte_load_may_touch() -> None:
+    for tokens, k in ((1, 10), (5, 10), (65, 8), (700, 10), (3300, 10)):
+        indices = np.random.default_rng(tokens).integers(-1, 65, (tokens, k), np.int32)
+        choices = DeviceArray(np.concatenate([indices[:1, :1].reshape(-1), indices.reshape(-1)]))
+        maps = DeviceMaps.poisoned(tokens * k, 64)
+        scratch = scratch_of(kernels.routing_maps_scratch_bytes(tokens=tokens, k=k, experts=64))
+        kernels.routing_maps(
+            choices.address + 4, maps.addresses, tokens=tokens, k=k, experts=64, scratch=scratch.address
+        )
+        assert_same_maps(maps.read(), routing_maps(indices, 64))
 
 
 def test_many_choices() -> None:

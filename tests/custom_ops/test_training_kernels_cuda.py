@@ -218,23 +218,31 @@ def test_more_than_two_billion_logits() -> None:
     experts = 8192
     rows = 2**31 // experts + 2
     tail = probs_case(10, experts, 3, "softmax after", onnx_type="bfloat16", map_format="bit")
+    sizes = {"rows": rows, "experts": experts, "dtype": "bfloat16"}
     values = np.zeros((rows, experts), np.uint16)
     values[-3:] = tail.logits.view(np.uint16)
     logits, probs = DeviceArray(values), DeviceArray(values)
     routing_map = poisoned((rows, experts // 8), np.uint8)
-    training.router_probs(
-        router_probs_config(tail.attributes),
-        rows=rows,
-        experts=experts,
-        dtype="bfloat16",
-        logits=logits.address,
-        probs=probs.address,
-        routing_map=routing_map.address,
-        map_format="bit",
-    )
+    config = router_probs_config(tail.attributes)
+    addresses = {"logits": logits.address, "routing_map": routing_map.address}
+    training.router_probs(config, **sizes, **addresses, probs=probs.address, map_format="bit")
     expected = expected_probs(tail)
     assert_same_bits(routing_map.read()[-3:], expected[1])
     assert_same_bits(probs.read()[-3:].view(tail.logits.dtype), expected[0])
+
+    values[-3:] = tail.grad.view(np.uint16)
+    grad_probs, grad_logits = DeviceArray(values), probs
+    training.router_probs_grad(
+        config,
+        **sizes,
+        **addresses,
+        grad_probs=grad_probs.address,
+        grad_logits=grad_logits.address,
+        map_format="bit",
+    )
+    marks = router_probs(tail.logits, None, **tail.attributes).routing_map
+    got = grad_logits.read()[-3:].view(tail.logits.dtype)
+    assert_same_gradient(got, expected_probs_grad(tail, marks))
 
 
 def test_few_of_each_path() -> None:
