@@ -23,17 +23,10 @@ def cuda_session(path: Path | str, *, graph: bool) -> ort.InferenceSession:
     return ort_moe.session(path, providers=[("CUDAExecutionProvider", options), "CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_replays_are_plain_runs(architecture: str, precision: str, tmp_path: Path) -> None:
+def check_replays(decode: Path | str, fused: Path) -> None:
     """As many as the cache holds; the plain runs read one cache and write another."""
-    checkpoint(architecture, tmp_path / "model", max_position_embeddings=STEPS, **ARCHITECTURES[architecture])
-    done = ort_moe.export(
-        tmp_path / "model", tmp_path / "out", batch=2, max_length=STEPS, precision=precision, verify=False
-    )
-    ort_moe.optimize(done.decode, tmp_path / "fused.onnx")
-    plain = cuda_session(tmp_path / "fused.onnx", graph=False)
-    loop = ort_moe.DecodeLoop(cuda_session(tmp_path / "fused.onnx", graph=True))
+    ort_moe.optimize(decode, fused)
+    plain, loop = cuda_session(fused, graph=False), ort_moe.DecodeLoop(cuda_session(fused, graph=True))
     assert loop.captures
     assert not loop.copied_state
     names = [output.name for output in plain.get_outputs()]
@@ -47,6 +40,16 @@ def test_replays_are_plain_runs(architecture: str, precision: str, tmp_path: Pat
         np.testing.assert_array_equal(logits.view(np.uint8), outputs["logits"].view(np.uint8), f"step {position}")
     for name, value in loop.read_state().items():
         np.testing.assert_array_equal(value.view(np.uint8), state[name].view(np.uint8), name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_replays_are_plain_runs(architecture: str, precision: str, tmp_path: Path) -> None:
+    checkpoint(architecture, tmp_path / "model", max_position_embeddings=STEPS, **ARCHITECTURES[architecture])
+    done = ort_moe.export(
+        tmp_path / "model", tmp_path / "out", batch=2, max_length=STEPS, precision=precision, verify=False
+    )
+    check_replays(done.decode, tmp_path / "fused.onnx")
 
 
 def test_text_is_pytorchs(exported: Exported, tmp_path: Path) -> None:
