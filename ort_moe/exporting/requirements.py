@@ -8,6 +8,9 @@ from ort_moe.errors import EnvironmentUnfitError
 
 _INSTALL = "install ort-moe[export]"
 
+_USERS = ("ort_moe.exporting.architecture", "ort_moe.exporting.cached_step")
+"""Modules that import what older releases of transformers lack."""
+
 
 def require_exporter() -> None:
     """Imports what exports.
@@ -27,8 +30,8 @@ def require_exporter() -> None:
         except ImportError as error:
             raise EnvironmentUnfitError(f"{module} is installed but cannot be imported: {error}") from error
     try:
-        import_module("transformers.exporters")
-        import_module("onnxscript")
+        for module in ("transformers.exporters", "onnxscript", *_USERS):
+            import_module(module)
     except ImportError as error:
         import transformers
 

@@ -22,12 +22,15 @@ def test_missing(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     )
 
 
-def test_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exporters", [None, ModuleType("transformers.exporters")])
+def test_too_old(monkeypatch: pytest.MonkeyPatch, exporters: ModuleType | None) -> None:
+    """Without an exporter, and with one but without the classes that ours takes."""
     old = ModuleType("transformers")
     monkeypatch.setattr(old, "__version__", "4.40.0", raising=False)
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "transformers", old)
-    monkeypatch.setitem(sys.modules, "transformers.exporters", None)
+    monkeypatch.setitem(sys.modules, "transformers.exporters", exporters)
+    monkeypatch.delitem(sys.modules, "ort_moe.exporting.architecture", raising=False)
     with pytest.raises(
         EnvironmentUnfitError, match=r"transformers 4\.40\.0 has no exporter.*install ort-moe\[export\]"
     ):
