@@ -17,7 +17,7 @@ NATIVE := $(shell git ls-files custom_ops)
 NATIVE_CXX := $(filter %.cc %.cu %.cuh %.h,$(NATIVE))
 DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
 
-.PHONY: setup demo test lint format types unit floor export fixtures docs clean
+.PHONY: setup setup-export demo test lint format types unit floor export fixtures docs clean
 
 setup: $(READY)
 
@@ -68,6 +68,9 @@ export: $(EXPORT_READY)
 
 fixtures: $(EXPORT_READY)
 	$(BIN)/python -m models.export
+
+# What `ort-moe export` needs.
+setup-export: $(EXPORT_READY)
 
 $(EXPORT_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev,export]'
