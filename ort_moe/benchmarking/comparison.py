@@ -57,12 +57,14 @@ def bench(
         provider: Where they run; None: on CUDA where this ONNX Runtime and our library both have it.
         tokens: Of one sequence, in each run; a model whose inputs have fixed lengths takes those.
         steps: Runs that are timed at each number of tokens; fewer, three at least, where they take over 20 seconds.
-        past: Tokens whose keys and values are inputs, of models with such inputs; where a cache slides, it is full.
+        past: Tokens that went before, of models whose inputs hold their keys and values; where a cache slides, it is
+            full.
         weights: What the experts' weights become in our variants, as `optimize` names it: a variant for each.
         seed: Of the random inputs.
 
     Raises:
-        ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them.
+        ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them, as
+            where a cache of fixed length does not hold the fewest of the tokens behind the past.
         EnvironmentUnfitError: ONNX Runtime, our library or the provider is not there.
         ValueError: A number of tokens or steps is below one, or a format of weights is unknown, or they are given for
             a model that is made already.
@@ -88,9 +90,8 @@ def bench(
     if optimized is not None:
         check_signatures(model, load_model(optimized))
     dynamic, past = has_dynamic_tokens(model), usual_shapes(model)[0].past or past
-    draw(
-        model, Shape(1, 1, past), np.random.default_rng(seed)
-    )  # what cannot be drawn is told before anything is measured
+    # What cannot be drawn is told before anything is measured.
+    draw(model, Shape(1, min(tokens), past), np.random.default_rng(seed))
     order = Order(
         os.path.abspath(source),
         os.path.abspath(source),
@@ -167,11 +168,13 @@ def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> V
     """The variant with what was measured of the model at `path`; `failed` where nothing was."""
     from ort_moe.inspection import inspect
     from ort_moe.model_io import load_model
+    from ort_moe.verification.sample_inputs import Shape, beyond_cache
 
     seen = inspect(path)
     variant = replace(variant, weight_bytes=seen.weight_bytes, expert_bytes_per_token=seen.bytes_per_token)
     model = load_model(path)
     skipped = {} if order.provider == CUDA else _too_large(model, order.tokens)
+    skipped |= {n: why for n in order.tokens if (why := beyond_cache(model, Shape(1, n, order.past)))}
     del model
     fitting = tuple(tokens for tokens in order.tokens if tokens not in skipped)
     order = replace(order, model=os.path.abspath(path), tokens=fitting)

@@ -24,7 +24,7 @@ from ort_moe.verification.packed_reference import END_TO_END, distance, from_ori
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
 from ort_moe.verification.runnable_model import RunnableModel, library_is_there
-from ort_moe.verification.sample_inputs import Feeds, Shape, draw, has_dynamic_tokens, usual_shapes
+from ort_moe.verification.sample_inputs import Feeds, Shape, draw, told_apart, usual_shapes
 from ort_moe.verification.signatures import check_signatures
 from ort_moe.verification.site import SiteCheck, has_body
 from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
@@ -50,8 +50,9 @@ def verify(
         reference: The original.
         optimized: The model that shall compute the same.
         providers: Execution providers of the runs end to end, with TF32 off; the nodes by themselves run on the CPU.
-        shapes: Sizes of the dynamic dimensions, of which a model without takes the first; None: one token, a few in
-            two sequences, and a prompt; where the inputs hold a past, with one, too.
+        shapes: Sizes of the dynamic dimensions; of those that make the same inputs, the first is taken. None: one
+            token, a few in two sequences, and a prompt; where the inputs hold a past, with one, too; where a cache is
+            of fixed length, also in its middle and at its end.
         seed: Of the random inputs.
 
     Raises:
@@ -62,10 +63,7 @@ def verify(
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
         check_signatures(original.model, candidate.model)
         comparison = _Comparison(original, candidate, seed)
-        if shapes is None:
-            shapes = usual_shapes(original.model)
-        if not has_dynamic_tokens(original.model):
-            shapes = shapes[:1]
+        shapes = usual_shapes(original.model) if shapes is None else told_apart(original.model, shapes)
         copied = copied_per_token(original.model)
         fewer = fitting(shapes, copied)
         site_checks, shape_checks = comparison.run(fewer)

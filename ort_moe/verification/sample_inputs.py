@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.shared_state import pairs_by_name
 from ort_moe.wording import counted
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ Feeds = dict[str, Any]
 _PASSES_IDS_ON = {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Where", "Clip"}
 _PAST_OF = {"GroupQueryAttention": (3, "kv_num_heads"), "MultiHeadAttention": (6, "num_heads")}
 """Of contrib nodes, the input that is the past's keys, before its values, and the attribute that counts its heads."""
+_TOKENS_OF_CACHE = 2
+"""Axis of a cache (batch, heads, tokens, length of a head)."""
+_PER_TOKEN = ("input_ids", "position")
+"""In names of inputs that have an entry for each token of a run."""
 _SMALL = 2
 """Exclusive bound of integers about whose meaning nothing is known."""
 
@@ -55,8 +60,10 @@ def draw(model: ir.Model, shape: Shape, rng: np.random.Generator) -> Feeds:
     and integers that a Gather looks up stay below the size of what they look up. Positions and totals count the past.
 
     Raises:
-        ModelError: An input is no tensor, or its type is unknown.
+        ModelError: An input is no tensor, or its type is unknown, or the model's cache does not hold so many tokens.
     """
+    if why := beyond_cache(model, shape):
+        raise ModelError(why)
     sizes = _dimension_sizes(model, shape)
     return {value.name or "": _draw_input(value, sizes, shape, rng) for value in _inputs(model)}
 
@@ -70,14 +77,70 @@ def has_dynamic_tokens(model: ir.Model) -> bool:
 def usual_shapes(model: ir.Model) -> tuple[Shape, ...]:
     """What a model is verified at: a few shapes, and where its inputs hold a past, a token behind others.
 
-    Where a cache slides, as many went before as its window holds, for in one that is not full nobody has written what
-    is behind the tokens; in one sequence, for attention takes no more than a token of each of several behind a past.
+    Where its cache is of fixed length, at half of it and at its end. Where a cache slides, as many went before as its
+    window holds, for in one that is not full nobody has written what is behind the tokens; in one sequence, for
+    attention takes no more than a token of each of several behind a past.
     """
     window = max((_window(node) for value in _inputs(model) for node, _ in value.uses()), default=0)
     if window:
-        return tuple(Shape(1, shape.tokens, window) for shape in SHAPES)
-    without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
-    return SHAPES if without == with_past else (*SHAPES, _DECODE_STEP)
+        shapes = [Shape(1, shape.tokens, window) for shape in SHAPES]
+    elif length := cache_length(model):
+        wanted = [*SHAPES, Shape(1, 1, length // 2), Shape(1, 1, length - 1)]
+        shapes = [_within(length, model, shape) for shape in wanted]
+    else:
+        without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
+        shapes = [*SHAPES] if without == with_past else [*SHAPES, _DECODE_STEP]
+    return told_apart(model, shapes)
+
+
+def told_apart(model: ir.Model, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    """The first of each of the shapes that make the same inputs: all do where a model has no dynamic dimensions."""
+    kept = {(shape.past, *sorted(_dimension_sizes(model, shape).items())): shape for shape in reversed(shapes)}
+    return tuple(shape for shape in dict.fromkeys(shapes) if shape in kept.values())
+
+
+def cache_length(model: ir.Model) -> int:
+    """Tokens that a cache of fixed length holds, an input that an output hands back as it was; 0 where there is none.
+
+    Of layers with caches of several lengths, the longest: the others slide.
+    """
+    values = {value.name or "": value.shape for value in _inputs(model)}
+    results = {value.name or "": value.shape for value in model.graph.outputs}
+    lengths = [0]
+    for past, present in pairs_by_name(values, results).items():
+        shape, after = values[past], results[present]
+        if shape is not None and after is not None and shape.rank() == after.rank() == 4:
+            lengths += [
+                size for size in (shape[_TOKENS_OF_CACHE],) if isinstance(size, int) and size == after[_TOKENS_OF_CACHE]
+            ]
+    return max(lengths)
+
+
+def beyond_cache(model: ir.Model, shape: Shape) -> str:
+    """Why a shape does not fit into a cache of fixed length, in words; empty where it does, or there is none."""
+    length, tokens = cache_length(model), _run_length(model, shape)
+    if not length or shape.past + tokens <= length:
+        return ""
+    past = f" behind {shape.past} others" if shape.past else ""
+    return f"the cache holds {counted(length, 'token')}, and {counted(tokens, 'token')}{past} would not fit"
+
+
+def _within(length: int, model: ir.Model, shape: Shape) -> Shape:
+    """The shape as a model with a cache takes it."""
+    tokens = min(_run_length(model, shape), length)
+    return Shape(max(_per_token(model, 0), default=shape.batch), tokens, min(shape.past, length - tokens))
+
+
+def _run_length(model: ir.Model, shape: Shape) -> int:
+    """Tokens of each sequence that a run takes: the shape's, where the lengths of ids and positions are not fixed."""
+    return max(_per_token(model, 1), default=shape.tokens)
+
+
+def _per_token(model: ir.Model, axis: int) -> list[int]:
+    """Fixed lengths of the inputs (batch, tokens) that have an entry for each token of a run."""
+    shapes = [value.shape for value in _inputs(model) if any(part in (value.name or "") for part in _PER_TOKEN)]
+    sizes = [shape[axis] for shape in shapes if shape is not None and shape.rank() == 2]
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
@@ -183,6 +246,8 @@ def _draw_input(value: ir.Value, sizes: Mapping[str, int], shape: Shape, rng: np
             return np.ones(dims, dtype)
         if "position" in name and dims:
             return np.broadcast_to(np.arange(shape.past, shape.past + dims[-1], dtype=dtype), dims).copy()
+        if "past" in name and "length" in name:
+            return np.full(dims, shape.past, dtype)
         if "length" in name and np.prod(dims, dtype=int) <= 1:
             return np.full(dims, shape.past + shape.tokens, dtype)
         return rng.integers(0, _looked_up_size(value) or _SMALL, dims).astype(dtype)

@@ -17,6 +17,7 @@ from ort_moe.inspection import inspect
 from ort_moe.model_io import load_model
 from ort_moe.session import CPU, CUDA
 from ort_moe.verification.sample_inputs import Shape
+from tests.decode_models import LENGTH, decode_model
 from tests.ort_moe.benchmarking.models import EXPORT, not_loadable
 from tests.ort_moe.tiny_models import fused, original, save
 
@@ -104,6 +105,27 @@ def test_behind_a_past(tmp_path: Path) -> None:
     assert [variant.status for variant in result.variants] == ["measured", "impossible", "measured"]
     (feeds, *_) = measurement._draws(load_model(source), Shape(1, 1, 7), seed=0)
     assert feeds["past.key"].shape == (7, 1)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_no_position_is_behind_a_cache(tmp_path: Path) -> None:
+    source = save(decode_model(), tmp_path / "decode.onnx")
+    assert bench(source, source, provider="cpu", steps=1, past=LENGTH - 1).variants[0].measured
+    sentence = f"^the cache holds {LENGTH} tokens, and 1 token behind {LENGTH} others would not fit$"
+    with pytest.raises(ModelError, match=sentence):
+        bench(source, source, provider="cpu", past=LENGTH)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_tokens_that_a_cache_does_not_hold_are_told(tmp_path: Path) -> None:
+    model = original()
+    for kind, name in ((model.graph.input, "past.key"), (model.graph.output, "present.key")):
+        kind.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1, 32, 4]))
+    model.graph.node.append(helper.make_node("Identity", ["past.key"], ["present.key"], name="cache"))
+    source = save(model, tmp_path / "in.onnx")
+    given = bench(source, source, provider="cpu", tokens=(1, 64), steps=1).variants[0]
+    assert [timing.step_ms is not None for timing in given.timings] == [True, False]
+    assert given.timings[1].why == "the cache holds 32 tokens, and 64 tokens would not fit"
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -20,6 +20,7 @@ from ort_moe.rewrites import rewrite
 from ort_moe.verification import Verification, verify
 from ort_moe.verification.comparison import MOST_DRAWS
 from ort_moe.verification.sample_inputs import Shape
+from tests.decode_models import BATCH, LENGTH, decode_model
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, SITE, fused, original, save
 from tests.rewrites.blocks import block
 
@@ -50,6 +51,23 @@ def test_names_the_router_with_wrong_weights(tmp_path: Path) -> None:
     assert "weights differ by 5.0e-01 of the largest (allowed 5e-06)" in verification.failure
     assert verification.shapes == ()
     assert "FAILED: the first router that differs is router" in str(verification)
+
+
+def test_a_cache_of_fixed_length_is_verified_to_its_end(tmp_path: Path) -> None:
+    """The other model does not see the slots of the second half, which is told where there are tokens in them."""
+    model = decode_model()
+    reference = save(model, tmp_path / "reference.onnx")
+    positions = next(tensor for tensor in model.graph.initializer if tensor.name == "positions")
+    seen = numpy_helper.to_array(positions).copy()
+    seen[..., LENGTH // 2 + 1 :] = LENGTH
+    positions.CopyFrom(numpy_helper.from_array(seen, "positions"))
+    shapes = [(0, "passed"), (LENGTH // 2, "passed"), (LENGTH - 1, "failed")]
+    assert [(s.shape.past, s.status) for s in verify(reference, reference).shapes] == [
+        (past, "passed") for past, _ in shapes
+    ]
+    verification = verify(reference, save(model, tmp_path / "other.onnx"))
+    assert [(s.shape.past, s.status) for s in verification.shapes] == shapes
+    assert f"at {BATCH} x 1 token after {LENGTH - 1}" in str(verification.failure)
 
 
 UNREAD = """

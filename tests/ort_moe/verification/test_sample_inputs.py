@@ -8,7 +8,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_moe.errors import ModelError
-from ort_moe.verification.sample_inputs import SHAPES, Shape, draw, has_dynamic_tokens, usual_shapes
+from ort_moe.verification.sample_inputs import (
+    SHAPES,
+    Shape,
+    beyond_cache,
+    cache_length,
+    draw,
+    has_dynamic_tokens,
+    told_apart,
+    usual_shapes,
+)
 
 I64, F16, F32, BOOL = TensorProto.INT64, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BOOL
 
@@ -96,6 +105,55 @@ def test_past_in_a_window() -> None:
 def test_usual_shapes() -> None:
     assert usual_shapes(_model(("x", F32, ["tokens", 16]))) == SHAPES
     assert usual_shapes(_attention(kv_num_heads=2, local_window_size=12)) == (*SHAPES, Shape(1, 1, 8))
+
+
+def _cached(tokens: int | str, length: int, *, grows: bool = False) -> ir.Model:
+    """A step over a cache of fixed length, as `export` makes them."""
+    state = [1, 2, length, 4]
+    model = _model(
+        ("input_ids", I64, [1, tokens]),
+        ("position_ids", I64, [1, tokens]),
+        ("past_length", I64, [1, 1]),
+        ("past_key_values.0.key", F32, state),
+    )
+    after = ir.Shape([1, 2, length + grows, 4])
+    present = ir.Value(name="present.0.key", type=ir.TensorType(ir.DataType.FLOAT), shape=after)
+    model.graph.append(ir.Node("", "Identity", [model.graph.inputs[3]], outputs=[present]))
+    model.graph.outputs.append(present)
+    return model
+
+
+def test_positions_stay_within_a_cache_of_fixed_length() -> None:
+    decode, prefill = _cached(1, 20), _cached("sequence", 20)
+    assert cache_length(decode) == cache_length(prefill) == 20
+    assert usual_shapes(decode) == (Shape(1, 1), Shape(1, 1, 10), Shape(1, 1, 19))
+    lengths = [(1, 0), (3, 0), (20, 0), (1, 10), (1, 19)]
+    assert [(shape.tokens, shape.past) for shape in usual_shapes(prefill)] == lengths
+    for model in (decode, prefill):
+        for shape in usual_shapes(model):
+            drawn = _draw(model, shape.batch, shape.tokens, shape.past)
+            assert drawn["position_ids"].tolist() == [list(range(shape.past, shape.past + shape.tokens))]
+            assert drawn["past_length"] == shape.past
+    assert usual_shapes(_cached(4, 20)) == (Shape(1, 4), Shape(1, 4, 10), Shape(1, 4, 16))
+    assert usual_shapes(_cached(4, 4)) == (Shape(1, 4),)
+
+
+def test_what_a_cache_does_not_hold_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"^the cache holds 20 tokens, and 1 token behind 20 others would not fit$"):
+        _draw(_cached(1, 20), 1, 1, 20)
+    with pytest.raises(ModelError, match=r"^the cache holds 20 tokens, and 21 tokens would not fit$"):
+        _draw(_cached("sequence", 20), 1, 21)
+    assert beyond_cache(_cached(1, 20), Shape(1, 64, 19)) == ""  # it takes one token, whatever the shape says
+    growing = _cached(1, 20, grows=True)
+    assert cache_length(growing) == 0
+    assert usual_shapes(growing) == (Shape(1, 1),)
+    assert beyond_cache(growing, Shape(1, 1, 20)) == ""
+
+
+def test_shapes_that_make_the_same_inputs_are_one() -> None:
+    assert told_apart(_model(("x", F32, [4, 16])), SHAPES) == SHAPES[:1]
+    assert told_apart(_model(("x", F32, ["tokens", 16])), [*SHAPES, *SHAPES]) == SHAPES
+    assert told_apart(_model(("x", F32, ["batch", 16])), SHAPES) == SHAPES[:2]
 
 
 def test_ids_stay_within_what_they_look_up() -> None:
