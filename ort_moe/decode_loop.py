@@ -12,13 +12,14 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ort_moe.bound_run import BoundRun
 from ort_moe.environment import require_onnxruntime, runtime_message
 from ort_moe.errors import DecodeError
 from ort_moe.fixed_buffer import Device, FixedBuffer, TensorType, fixed_shape
 from ort_moe.graph_capture import capture_blockers, summary
 from ort_moe.session import CPU, CUDA, captures_graph
 from ort_moe.session_model import model_of
-from ort_moe.shared_state import cannot_share, pairs_by_name
+from ort_moe.shared_state import copied_state, pairs_by_name
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,7 +88,6 @@ class DecodeLoop:
         graph_id: int = 1,
     ) -> None:
         ort = require_onnxruntime()
-        self._session = session
         device, options = _device(session)
         self.captures = graph and device.kind == "cuda"
         if graph_id < 1:
@@ -101,23 +101,24 @@ class DecodeLoop:
             _check_capture(session, options, model, graph_id)
         self._inputs = _buffers(inputs, "input", device)
         self._check_state(outputs)
-        self.copied_state = _copied(model, self.state)
-
-        shared = {output: self._inputs[name] for name, output in self.state.items() if name not in self.copied_state}
-        own = _buffers([value for value in outputs if value.name not in shared], "output", device)
-        self._outputs = {**shared, **own}
-        returned = [name for name in names[1] if name not in self.state.values()]
-        self._on_device = _chosen(on_device, returned)
-        self._returned = returned
+        self.copied_state = copied_state(model, self.state)
+        carried = self.state.values()
+        own = _buffers([value for value in outputs if value.name not in carried], "output", device)
+        self._on_device = _chosen(on_device, own)
         self._fed = [name for name in names[0] if name not in self.state]
 
-        self._binding = session.io_binding()
-        for name, buffer in self._inputs.items():
-            buffer.bind(self._binding.bind_input, name)
-        for name, buffer in self._outputs.items():
-            buffer.bind(self._binding.bind_output, name)
-        self._options = ort.RunOptions()
-        self._options.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures else _NO_GRAPH))
+        options_of_runs = ort.RunOptions()
+        options_of_runs.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures else _NO_GRAPH))
+        self._bound = BoundRun(
+            session,
+            self._inputs,
+            own,
+            state=self.state,
+            copied=self.copied_state,
+            device=device,
+            options=options_of_runs,
+        )
+        self._returned = own
         # ONNX Runtime keeps what it captures by thread, and captures again in another one.
         self._here = threading.local()
         if self.captures:
@@ -152,11 +153,9 @@ class DecodeLoop:
         if self.captures and not getattr(self._here, "captured", False):
             self._capture()
         self._run()
-        for name in self.copied_state:
-            self._inputs[name].copy_from(self._outputs[self.state[name]])
+        self._bound.carry_state()
         return {
-            name: self._outputs[name].value if name in self._on_device else self._outputs[name].read()
-            for name in self._returned
+            name: buffer.value if name in self._on_device else buffer.read() for name, buffer in self._returned.items()
         }
 
     def read_state(self, *names: str) -> dict[str, npt.NDArray[Any]]:
@@ -201,9 +200,7 @@ class DecodeLoop:
 
     def _run(self) -> None:
         try:
-            self._binding.synchronize_inputs()
-            self._session.run_with_iobinding(self._binding, self._options)
-            self._binding.synchronize_outputs()
+            self._bound.run()
         except Exception as error:
             raise DecodeError(f"ONNX Runtime cannot run the step: {runtime_message(error)}") from error
 
@@ -290,17 +287,7 @@ def _check_capture(
         )
 
 
-def _copied(model: ir.Model | None, state: Mapping[str, str]) -> dict[str, str]:
-    """Of the state that cannot share a buffer, why not, by input."""
-    found = {}
-    for past, present in state.items():
-        why = "the model's file cannot be read" if model is None else cannot_share(model, past, present)
-        if why is not None:
-            found[past] = why
-    return found
-
-
-def _chosen(on_device: bool | Collection[str], returned: Sequence[str]) -> set[str]:
+def _chosen(on_device: bool | Collection[str], returned: Collection[str]) -> set[str]:
     """The outputs that stay on the device."""
     if isinstance(on_device, bool):
         return set(returned) if on_device else set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +44,41 @@ def pairs_by_name(inputs: Collection[str], outputs: Collection[str]) -> dict[str
         if rest != name and (found := next((c for c in candidates if c in outputs), None)) is not None:
             pairs[name] = found
     return pairs
+
+
+def fixed_state(model: ir.Model) -> dict[str, str]:
+    """The pairs by name of which both are of one type and one fixed shape, as what is carried from step to step is."""
+    inputs, outputs = ({value.name or "": value for value in of} for of in (model.graph.inputs, model.graph.outputs))
+    return {
+        past: present
+        for past, present in pairs_by_name(inputs, outputs).items()
+        if inputs[past].dtype == outputs[present].dtype
+        and (shape := inputs[past].shape) is not None
+        and shape.is_static()
+        and shape == outputs[present].shape
+    }
+
+
+def cache_lengths(model: ir.Model) -> dict[str, int]:
+    """Tokens that key-value caches hold, by input: of the fixed state, what is (batch, heads, tokens, head size)."""
+    shapes = {value.name or "": value.shape for value in model.graph.inputs}
+    of_state = {past: shape for past in fixed_state(model) if (shape := shapes[past]) is not None}
+    return {past: shape.numpy()[2] for past, shape in of_state.items() if shape.rank() == 4}
+
+
+def copied_state(model: ir.Model | None, state: Mapping[str, str]) -> dict[str, str]:
+    """Of state, output by input, what cannot share a buffer: why not, in words, by input.
+
+    Args:
+        model: Whose state it is; None: it cannot be read, and nothing shares a buffer.
+        state: What an output hands to an input.
+    """
+    found = {}
+    for past, present in state.items():
+        why = "the model's file cannot be read" if model is None else cannot_share(model, past, present)
+        if why is not None:
+            found[past] = why
+    return found
 
 
 def cannot_share(model: ir.Model, past: str, present: str) -> str | None:

@@ -168,13 +168,14 @@ def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> V
     """The variant with what was measured of the model at `path`; `failed` where nothing was."""
     from ort_moe.inspection import inspect
     from ort_moe.model_io import load_model
-    from ort_moe.verification.sample_inputs import Shape, beyond_cache
+    from ort_moe.verification.sample_inputs import Shape, beyond_cache, fixed_tokens
 
     seen = inspect(path)
     variant = replace(variant, weight_bytes=seen.weight_bytes, expert_bytes_per_token=seen.bytes_per_token)
     model = load_model(path)
     skipped = {} if order.provider == CUDA else _too_large(model, order.tokens)
     skipped |= {n: why for n in order.tokens if (why := beyond_cache(model, Shape(1, n, order.past)))}
+    of_a_run = fixed_tokens(model)
     del model
     fitting = tuple(tokens for tokens in order.tokens if tokens not in skipped)
     order = replace(order, model=os.path.abspath(path), tokens=fitting)
@@ -187,7 +188,7 @@ def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> V
         return replace(variant, status="failed", why=str(error).replace(order.model, "it"))
     for point in measured.points:
         point = replace(point, graph_refusal=point.graph_refusal.replace(order.model, "it"))
-        timings[point.tokens or 0] = _timing(point, seen, order.provider)
+        timings[point.tokens or 0] = _timing(point, seen, order.provider, point.tokens or of_a_run)
     variant = replace(
         variant,
         load_seconds=measured.load_seconds,
@@ -213,11 +214,12 @@ def _too_large(model: ir.Model, tokens: Sequence[int]) -> dict[int, str]:
     }
 
 
-def _timing(point: Point, seen: Inspection, provider: str) -> Timing:
+def _timing(point: Point, seen: Inspection, provider: str, tokens: int | None) -> Timing:
+    """What was measured of a run of so many tokens; None: that is not known."""
     why_no_graph = "" if point.graph_ms is not None else _why_no_graph(point, seen, provider)
     times = (point.steps, point.step_ms, point.fastest_ms, point.graph_ms)
     timing = Timing(point.tokens, *times, why=point.refusal, why_no_graph=why_no_graph)
-    if point.tokens == 1 and seen.bytes_per_token is not None and timing.best_ms:
+    if tokens == 1 and seen.bytes_per_token is not None and timing.best_ms:
         timing = replace(timing, expert_gbps=seen.bytes_per_token / timing.best_ms / 1e6)
     return timing
 

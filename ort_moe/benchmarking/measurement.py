@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.benchmarking.machine import most_host_bytes, used_gpu_bytes
+from ort_moe.bound_run import BoundRun
 from ort_moe.environment import runtime_message
 from ort_moe.errors import ModelError
+from ort_moe.fixed_buffer import Device, FixedBuffer, TensorType
 from ort_moe.session import CPU, CUDA, Provider, session
+from ort_moe.shared_state import cache_lengths, copied_state, fixed_state
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import onnxruntime
 
     from ort_moe.verification.sample_inputs import Feeds, Shape
@@ -89,7 +94,7 @@ def measure(order: Order) -> Measurement:
     First all runs without a CUDA graph, then those with one, for a capture that fails may leave the device unusable.
 
     Raises:
-        ModelError: ONNX Runtime does not take the model, or no inputs can be made for it.
+        ModelError: The model cannot be read, or ONNX Runtime does not take it.
         EnvironmentUnfitError: The provider does not start.
     """
     from ort_moe.model_io import load_model
@@ -97,23 +102,29 @@ def measure(order: Order) -> Measurement:
 
     on_cuda = order.provider == CUDA
     _start(order.provider)
-    signature = load_model(order.signature)
-    _read_files(order.model)
+    signature, model = load_model(order.signature), load_model(order.model)
+    _read_files(order.model, model)
+    state = fixed_state(model)
+    copied = copied_state(model, state)
+    del model
     before, device_before = most_host_bytes(), used_gpu_bytes() if on_cuda else None
     created, load_seconds, refusal = _load(order.model, on_cuda=on_cuda)
+
+    def prepare(tokens: int | None) -> _FedRun:
+        drawn = _draws(signature, Shape(1, tokens or 1, order.past), order.seed)
+        graph = _NOT_CAPTURED if on_cuda and not refusal else None
+        return _FedRun(created, drawn, Device("cuda" if on_cuda else "cpu"), graph, state=state, copied=copied)
 
     points = []
     device_bytes = [_beyond(device_before)]
     for tokens in order.tokens or (None,):
-        drawn = _draws(signature, Shape(1, tokens or 1, order.past), order.seed)
-        point = _plain(created, drawn, order.steps, tokens, on_cuda=on_cuda, capturing=on_cuda and not refusal)
+        point = _plain(partial(prepare, tokens), order.steps, tokens)
         points.append(replace(point, graph_refusal=refusal))
     device_bytes.append(_beyond(device_before))
     if on_cuda and not refusal:
         for n, point in enumerate(points):
             if point.step_ms is not None:
-                drawn = _draws(signature, Shape(1, point.tokens or 1, order.past), order.seed)
-                points[n] = _captured(created, drawn, order.steps, point, graph=n + 1)
+                points[n] = _captured(partial(prepare, point.tokens), order.steps, point, graph=n + 1)
         device_bytes.append(_beyond(device_before))
     most = max((nbytes for nbytes in device_bytes if nbytes is not None), default=None)
     return Measurement(load_seconds, before, most_host_bytes(), most, tuple(points))
@@ -133,15 +144,13 @@ def _start(provider: str) -> None:
     probe.run(None, {"x": np.zeros(1, np.float32)})
 
 
-def _read_files(model: str) -> None:
+def _read_files(path: str, model: ir.Model) -> None:
     """Reads a model and its weights, so that all models are loaded from the system's cache, not one from the disk."""
-    from ort_moe.model_io import data_files, load_model
+    from ort_moe.model_io import data_files
 
-    if not Path(model).is_file():
-        return  # the session says so
     buffer = bytearray(_CHUNK)
-    for path in (Path(model), *data_files(load_model(model)).values()):
-        with path.open("rb", buffering=0) as file:
+    for each in (Path(path), *data_files(model).values()):
+        with each.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
 
@@ -175,36 +184,32 @@ def _timed_session(model: str, providers: Sequence[Provider]) -> tuple[onnxrunti
     return created, time.perf_counter() - began
 
 
-def _draws(signature: Any, shape: Shape, seed: int) -> list[Feeds]:
+def _draws(signature: ir.Model, shape: Shape, seed: int) -> list[Feeds]:
+    """Inputs of runs that follow each other; a cache, which each run leaves to the next, is in the first alone."""
     import numpy as np
 
     from ort_moe.verification.sample_inputs import draw
 
-    return [draw(signature, shape, np.random.default_rng([seed, n, shape.tokens])) for n in range(DRAWS)]
+    drawn: list[Feeds] = []
+    caches = cache_lengths(signature)
+    for n in range(DRAWS):
+        feeds = draw(signature, shape, np.random.default_rng([seed, n, shape.tokens]))
+        drawn.append({name: array for name, array in feeds.items() if not drawn or name not in caches})
+    return drawn
 
 
-def _plain(
-    created: onnxruntime.InferenceSession,
-    drawn: Sequence[Feeds],
-    steps: int,
-    tokens: int | None,
-    *,
-    on_cuda: bool,
-    capturing: bool,
-) -> Point:
+def _plain(prepare: Callable[[], _FedRun], steps: int, tokens: int | None) -> Point:
     try:
-        run = _BoundRun(created, drawn, "cuda" if on_cuda else "cpu", _NOT_CAPTURED if capturing else None)
+        run = prepare()
         times = _times(run, run.feed, steps)
     except Exception as error:  # ORT raises a class of its own for each status code
         return Point(tokens, refusal=runtime_message(error))
     return Point(tokens, len(times), statistics.median(times), min(times))
 
 
-def _captured(
-    created: onnxruntime.InferenceSession, drawn: Sequence[Feeds], steps: int, point: Point, *, graph: int
-) -> Point:
+def _captured(prepare: Callable[[], _FedRun], steps: int, point: Point, *, graph: int) -> Point:
     try:
-        run = _BoundRun(created, drawn, "cuda", _NOT_CAPTURED)
+        run = prepare()
         run.capture_as(str(graph))
         return replace(point, graph_ms=statistics.median(_times(run, run.feed, steps)))
     except Exception as error:
@@ -227,59 +232,60 @@ def _times(run: Callable[[], None], feed: Callable[[int], None], steps: int) -> 
     return timed
 
 
-class _BoundRun:
-    """A session with its inputs and outputs bound to memory of the device; called, it runs once and waits for it.
+class _FedRun:
+    """A session on fixed buffers, run step after step as a decode loop runs it: a cache stays where it is.
+
+    Called, it runs once, waits for it, and carries on what of the state the model cannot update in place.
 
     Args:
         created: The session.
-        drawn: Inputs of one shape.
-        device: `cpu` or `cuda`.
+        drawn: Inputs of one shape, as `_draws` returns them.
+        device: Where the buffers lie.
         graph: Number of the CUDA graph; None: the session captures none.
+        state: Output by input, of what is carried from run to run.
+        copied: Inputs of the state that share no buffer with their outputs.
     """
 
     def __init__(
-        self, created: onnxruntime.InferenceSession, drawn: Sequence[Feeds], device: str, graph: str | None
+        self,
+        created: onnxruntime.InferenceSession,
+        drawn: Sequence[Feeds],
+        device: Device,
+        graph: str | None,
+        *,
+        state: Mapping[str, str],
+        copied: Collection[str],
     ) -> None:
-        import numpy as np
-        import onnx
-        import onnxruntime
-
-        self._session, self._device = created, device
-        self._drawn = [{name: _bits(array) for name, array in feeds.items()} for feeds in drawn]
-        self._inputs: dict[str, Any] = {}
-        self._binding, self._options = created.io_binding(), _run_options(graph)
+        types = {value.name: TensorType(value.type) for value in created.get_inputs()}
+        self._inputs = {name: FixedBuffer(name, array.shape, types[name], device) for name, array in drawn[0].items()}
         for name, array in drawn[0].items():
-            bits = self._drawn[0][name]
-            # Memory of the bits, for NumPy knows neither bfloat16 nor an address of nothing.
-            held = onnxruntime.OrtValue.ortvalue_from_numpy(bits if bits.size else np.zeros(1, bits.dtype), device, 0)
-            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-            self._binding.bind_input(name, device, 0, kind, array.shape, held.data_ptr())
-            self._inputs[name] = held
-        for output in created.get_outputs():
-            self._binding.bind_output(output.name, device)
+            self._inputs[name].write(self._inputs[name].fitting(array))
+        self._feeds = [{name: self._inputs[name].fitting(feeds[name]) for name in drawn[-1]} for feeds in drawn]
+        options = _run_options(graph)
+        self._bound = BoundRun(created, self._inputs, {}, state=state, copied=copied, device=device, options=options)
 
     def feed(self, n: int) -> None:
-        """Puts the inputs of draw n, from 0 again behind the last, into the bound memory."""
-        for name, bits in self._drawn[n % len(self._drawn)].items():
-            if bits.size:
-                self._inputs[name].update_inplace(bits)
-        self._binding.synchronize_inputs()
+        """Puts the inputs of draw n, from 0 again behind the last, into the buffers."""
+        for name, values in self._feeds[n % len(self._feeds)].items():
+            self._inputs[name].write(values)
 
     def capture_as(self, graph: str) -> None:
         """Keeps the memory of the outputs that a run returns, and captures the next run."""
-        self()
-        outputs = zip(self._session.get_outputs(), self._binding.get_outputs(), strict=True)
-        for output, value in outputs:
-            self._binding.bind_ortvalue_output(output.name, value)
-        self._options = _run_options(graph)
+        self._bound.run()
+        self._bound.keep_outputs()
+        self._bound.options = _run_options(graph)
+
+    def inputs(self) -> Feeds:
+        """Copies of what the next run reads."""
+        return {name: buffer.read() for name, buffer in self._inputs.items()}
 
     def outputs(self) -> list[Any]:
         """What the last run computed, as NumPy arrays."""
-        return list(self._binding.copy_outputs_to_cpu())
+        return self._bound.results()
 
     def __call__(self) -> None:
-        self._session.run_with_iobinding(self._binding, self._options)
-        self._binding.synchronize_outputs()
+        self._bound.run()
+        self._bound.carry_state()
 
 
 def _run_options(graph: str | None) -> Any:
@@ -290,9 +296,3 @@ def _run_options(graph: str | None) -> Any:
     if graph is not None:
         options.add_run_config_entry("gpu_graph_id", graph)
     return options
-
-
-def _bits(array: Any) -> Any:
-    import numpy as np
-
-    return np.ascontiguousarray(array).reshape(-1).view(np.dtype(f"u{array.dtype.itemsize}"))

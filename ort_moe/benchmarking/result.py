@@ -26,14 +26,14 @@ class Timing:
 
     Attributes:
         tokens: Of one sequence; None where the model's inputs have fixed lengths.
-        steps: Runs that were timed, each with other inputs than the one before.
+        steps: Runs that were timed, each with other inputs than the one before but for a cache, which goes on.
         step_ms: Median host time of a run, the device's work included; None: it does not run.
         fastest_ms: The fastest of them.
         graph_ms: The median where a captured CUDA graph is replayed; None: there is none.
         why: Why it does not run; empty where it does.
         why_no_graph: Why there is no CUDA graph; empty where there is.
-        expert_gbps: With one token, the bytes of experts' weights that it reads by the shorter of the two medians, in
-            10^9 bytes per second; None where these bytes are not known, or tokens may share experts.
+        expert_gbps: Where a run has one token, the bytes of experts' weights that it reads by the shorter of the two
+            medians, in 10^9 bytes per second; None where these bytes are not known, or tokens may share experts.
     """
 
     tokens: int | None

@@ -286,8 +286,12 @@ _TIMING = _object(
     "Runs of one model at one number of tokens.",
     {
         "tokens": _or_null(_count("Of one sequence."), "the model's inputs have fixed lengths"),
-        "steps": _count("Runs that were timed, each with other inputs than the one before."),
-        "step_ms": _or_null(_number(f"{_MS} of a run, the median of the steps."), "it does not run"),
+        "steps": _count(
+            "Runs that were timed, each with other inputs than the one before but for a cache, which goes on."
+        ),
+        "step_ms": _or_null(
+            _number(f"{_MS} of a run with what it copies of its state, the median of the steps."), "it does not run"
+        ),
         "fastest_ms": _or_null(_number(f"{_MS} of the fastest."), "it does not run"),
         "graph_ms": _or_null(_number(f"{_MS} of a replay of its CUDA graph, the median."), "there is no graph"),
         "why": _text("Why it does not run; empty where it does."),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.shared_state import pairs_by_name
+from ort_moe.shared_state import cache_lengths
 from ort_moe.wording import counted
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ Feeds = dict[str, Any]
 _PASSES_IDS_ON = {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Where", "Clip"}
 _PAST_OF = {"GroupQueryAttention": (3, "kv_num_heads"), "MultiHeadAttention": (6, "num_heads")}
 """Of contrib nodes, the input that is the past's keys, before its values, and the attribute that counts its heads."""
-_TOKENS_OF_CACHE = 2
-"""Axis of a cache (batch, heads, tokens, length of a head)."""
 _PER_TOKEN = ("input_ids", "position")
 """In names of inputs that have an entry for each token of a run."""
 _SMALL = 2
@@ -100,20 +98,11 @@ def told_apart(model: ir.Model, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
 
 
 def cache_length(model: ir.Model) -> int:
-    """Tokens that a cache of fixed length holds, an input that an output hands back as it was; 0 where there is none.
+    """Tokens that a cache of fixed length holds; 0 where there is none.
 
     Of layers with caches of several lengths, the longest: the others slide.
     """
-    values = {value.name or "": value.shape for value in _inputs(model)}
-    results = {value.name or "": value.shape for value in model.graph.outputs}
-    lengths = [0]
-    for past, present in pairs_by_name(values, results).items():
-        shape, after = values[past], results[present]
-        if shape is not None and after is not None and shape.rank() == after.rank() == 4:
-            lengths += [
-                size for size in (shape[_TOKENS_OF_CACHE],) if isinstance(size, int) and size == after[_TOKENS_OF_CACHE]
-            ]
-    return max(lengths)
+    return max(cache_lengths(model).values(), default=0)
 
 
 def beyond_cache(model: ir.Model, shape: Shape) -> str:
@@ -123,6 +112,12 @@ def beyond_cache(model: ir.Model, shape: Shape) -> str:
         return ""
     past = f" behind {shape.past} others" if shape.past else ""
     return f"the cache holds {counted(length, 'token')}, and {counted(tokens, 'token')}{past} would not fit"
+
+
+def fixed_tokens(model: ir.Model) -> int | None:
+    """Tokens of all sequences of a run, where ids or positions have fixed lengths; None where nothing tells."""
+    batches, lengths = (_per_token(model, axis) for axis in (0, 1))
+    return max(batches) * max(lengths) if batches and lengths else None
 
 
 def _within(length: int, model: ir.Model, shape: Shape) -> Shape:

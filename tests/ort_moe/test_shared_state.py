@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-import ort_moe.decode_loop
+import ort_moe.shared_state
 from ort_moe import DecodeLoop
-from ort_moe.shared_state import cannot_share, pairs_by_name
+from ort_moe.shared_state import cache_lengths, cannot_share, fixed_state, pairs_by_name
 from tests.op_models import assert_same_bits
 
 HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1, "mine": 1]>'
@@ -39,6 +39,20 @@ def test_names_that_belong_together(past: str, present: str) -> None:
 
 def test_names_that_do_not() -> None:
     assert pairs_by_name(["past.0", "x", "state"], ["present.1", "present", "state_out"]) == {}
+
+
+def test_state_of_a_fixed_shape_is_carried_on() -> None:
+    cache = "float[1, 2, 9, 4]"
+    model = ir.from_proto(
+        parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["": 20]>
+            g ({cache} past_a, {cache} past_b, {cache} past_c, float[1, n] past_d, float[3] past_e, {cache} x) =>
+              ({cache} present_a, float[1, 2, 10, 4] present_b, float16[1, 2, 9, 4] present_c, float[1, n] present_d,
+               float[3] present_e) {{ y = Neg (x) }}"""
+        )
+    )
+    assert fixed_state(model) == {"past_a": "present_a", "past_e": "present_e"}
+    assert cache_lengths(model) == {"past_a": 9}
 
 
 def refused(body: str) -> str | None:
@@ -142,6 +156,6 @@ def test_copied_state_is_right_where_shared_would_not_be(body: str, monkeypatch:
     for _ in range(3):
         state, y = session.run(None, {"past": state, "x": x})
         assert_same_bits(loop.step(x=x)["y"], y)
-    monkeypatch.setattr(ort_moe.decode_loop, "cannot_share", lambda *_: None)
+    monkeypatch.setattr(ort_moe.shared_state, "cannot_share", lambda *_: None)
     wrong = DecodeLoop(session)
     assert not np.array_equal(wrong.step(x=x)["y"], session.run(None, {"past": 0 * x, "x": x})[1])

@@ -63,6 +63,9 @@ def test_the_bytes_of_a_token_by_its_time(benchmark: Benchmark) -> None:
     assert one.step_ms is not None
     assert one.expert_gbps == pytest.approx(given.expert_bytes_per_token / one.step_ms / 1e6)
     assert three.expert_gbps is None  # tokens may share experts
+    seen = inspect(EXPORT)
+    fixed = [comparison._timing(Point(None, 2, 1.0, 1.0), seen, CPU, tokens) for tokens in (None, 1, 2)]
+    assert [timing.expert_gbps is not None for timing in fixed] == [False, True, False]
 
 
 def test_times_are_held_against_the_model_as_given(benchmark: Benchmark) -> None:
@@ -185,14 +188,14 @@ def test_copies_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_in_the_way_of_a_graph_is_named() -> None:
     point = Point(1, 2, 1.0, 1.0, graph_refusal="what ONNX Runtime says")
     free, blocked = inspect(EXPORT), inspect(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path)
-    assert comparison._timing(point, free, CUDA).why_no_graph == "what ONNX Runtime says"
+    assert comparison._timing(point, free, CUDA, 1).why_no_graph == "what ONNX Runtime says"
     first = blocked.blockers[0]
-    told = comparison._timing(point, blocked, CUDA).why_no_graph
+    told = comparison._timing(point, blocked, CUDA, 1).why_no_graph
     assert told == f"{first.operator} '{first.node}' and {len(blocked.blockers) - 1} more: {first.why}"
-    assert comparison._timing(Point(1, refusal="no"), free, CUDA).why_no_graph == "it does not run"
-    captured = comparison._timing(Point(1, 2, 1.0, 1.0, 0.25), free, CUDA)
+    assert comparison._timing(Point(1, refusal="no"), free, CUDA, 1).why_no_graph == "it does not run"
+    captured = comparison._timing(Point(1, 2, 1.0, 1.0, 0.25), free, CUDA, 1)
     assert (captured.why_no_graph, captured.best_ms) == ("", 0.25)
-    assert comparison._timing(point, blocked, CPU).why_no_graph == "there is none on the CPU"
+    assert comparison._timing(point, blocked, CPU, 1).why_no_graph == "there is none on the CPU"
 
 
 def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from ort_moe.verification.sample_inputs import (
     beyond_cache,
     cache_length,
     draw,
+    fixed_tokens,
     has_dynamic_tokens,
     told_apart,
     usual_shapes,
@@ -136,6 +137,7 @@ def test_positions_stay_within_a_cache_of_fixed_length() -> None:
             assert drawn["past_length"] == shape.past
     assert usual_shapes(_cached(4, 20)) == (Shape(1, 4), Shape(1, 4, 10), Shape(1, 4, 16))
     assert usual_shapes(_cached(4, 4)) == (Shape(1, 4),)
+    assert [fixed_tokens(model) for model in (decode, prefill, _cached(4, 4))] == [1, None, 4]
 
 
 def test_what_a_cache_does_not_hold_is_refused() -> None:
