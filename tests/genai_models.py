@@ -65,18 +65,21 @@ _QWEN3_5_MOE = {
 _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 
 
-def build(architecture: str, precision: str, output: Path) -> Path:
-    """Writes a model folder for the CPU; what the builder reads lies beside it.
+def build(architecture: str, precision: str, output: Path, *, provider: str = "cpu") -> Path:
+    """Writes a model folder; what the builder reads lies beside it. No GPU is needed for one that is for CUDA.
 
     Args:
         architecture: `gpt_oss`, `lfm2_moe` or `qwen3_5_moe`.
         precision: As the builder names it.
         output: The folder.
+        provider: `cpu` or `cuda`. Integers for CUDA are left as they are, not in the order of its kernels.
     """
     checkpoint = output.with_name(f"{output.name}-checkpoint")
     _save_checkpoint(architecture, checkpoint)
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", checkpoint, "-o", output]
-    command += ["-p", precision, "-e", "cpu", "-c", output.with_name(f"{output.name}-cache")]
+    command += ["-p", precision, "-e", provider, "-c", output.with_name(f"{output.name}-cache")]
+    if provider == "cuda" and precision == "int4":
+        command += ["--extra_options", "qmoe_weights_prepacked=0"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return output

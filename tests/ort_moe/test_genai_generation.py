@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +25,14 @@ def _optimize(*arguments: Any, **options: Any) -> FolderReport:
     return report
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Builds a folder, once."""
-    from tests.genai_models import build
-
-    root, built = tmp_path_factory.mktemp("genai"), {}
-
-    def folder(architecture: str, precision: str) -> Path:
-        key = f"{architecture}_{precision}"
-        if key not in built:
-            built[key] = build(architecture, precision, root / key)
-        return built[key]
-
-    return folder
-
-
 @pytest.mark.parametrize(
     ("architecture", "precision"),
     [("gpt_oss", "fp32"), ("gpt_oss", "int4"), ("lfm2_moe", "fp32"), ("lfm2_moe", "int4")],
 )
-def test_the_same_tokens(folders: Any, architecture: str, precision: str, tmp_path: Path) -> None:
+def test_the_same_tokens(genai_folders: Callable[..., Path], architecture: str, precision: str, tmp_path: Path) -> None:
     from tests.genai_models import generate
 
-    source, output = folders(architecture, precision), tmp_path / "out"
+    source, output = genai_folders(architecture, precision), tmp_path / "out"
     before = contents(source)
     expected = generate(source, PROMPTS)
     assert all(len(set(tokens)) > 10 for tokens in expected)
@@ -62,11 +47,11 @@ def test_the_same_tokens(folders: Any, architecture: str, precision: str, tmp_pa
     assert generate(output, PROMPTS) == expected
 
 
-def test_by_the_library_in_the_folder(folders: Any, tmp_path: Path) -> None:
+def test_by_the_library_in_the_folder(genai_folders: Callable[..., Path], tmp_path: Path) -> None:
     """Wherever the folder is moved; and not without it."""
     from tests.genai_models import generate
 
-    source = folders("gpt_oss", "fp32")
+    source = genai_folders("gpt_oss", "fp32")
     _optimize(source, tmp_path / "out")
     moved = (tmp_path / "out").rename(tmp_path / "moved")
     assert generate(moved, PROMPTS) == generate(source, PROMPTS)
@@ -75,23 +60,23 @@ def test_by_the_library_in_the_folder(folders: Any, tmp_path: Path) -> None:
         generate(moved, PROMPTS)
 
 
-def test_packed_weights(folders: Any, tmp_path: Path) -> None:
+def test_packed_weights(genai_folders: Callable[..., Path], tmp_path: Path) -> None:
     from tests.genai_models import generate
 
-    report = _optimize(folders("gpt_oss", "fp32"), tmp_path / "out", weights="int8", block_size=32)
+    report = _optimize(genai_folders("gpt_oss", "fp32"), tmp_path / "out", weights="int8", block_size=32)
     assert report.models[0].conversions
     assert [len(tokens) for tokens in generate(tmp_path / "out", PROMPTS)] == [64, 64]
 
 
-def test_integers_for_the_cpu_are_none_for_cuda(folders: Any) -> None:
-    source = folders("lfm2_moe", "int4")
+def test_integers_for_the_cpu_are_none_for_cuda(genai_folders: Callable[..., Path]) -> None:
+    source = genai_folders("lfm2_moe", "int4")
     assert _optimize(source).target == "cpu"
     report = _optimize(source, target="cuda")
     assert not report.matched
     assert {finding.reason.code for experts in report.models[0].experts for finding in experts.findings} == {"OM021"}
 
 
-def test_shared_experts(folders: Any) -> None:
+def test_shared_experts(genai_folders: Callable[..., Path]) -> None:
     """Qwen3.5's blocks are fused, though the CPU's kernels do not take its positions, before or after."""
-    (model,) = _optimize(folders("qwen3_5_moe", "int4")).models
+    (model,) = _optimize(genai_folders("qwen3_5_moe", "int4")).models
     assert [experts.block for experts in model.experts] == ["whole"] * 2
