@@ -8,7 +8,6 @@ from __future__ import annotations
 import filecmp
 import os
 import shutil
-import tempfile
 from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations, tensors_of
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
+from ort_moe.staging import file_beside, folder_beside, give_usual_mode
 from ort_moe.wording import counted
 
 if TYPE_CHECKING:
@@ -173,12 +173,12 @@ class StagedModel:
         if fresh:
             self._check_data_target(fresh_name, None, force)
         # A folder for what shall be moved; where data is referenced, it must lie beside the model already.
-        self._scratch.append(Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=folder)))
+        self._scratch.append(folder_beside(self.target))
         self.path = self._scratch[0] / self.target.name
         if kept and folder.samefile(self._source.parent):
-            self.path = self._beside(".tmp")
+            self.path = self._beside()
             if fresh:
-                staged = self._beside(".data.tmp")
+                staged = self._beside()
                 self._final_names[staged.name] = fresh_name
                 self._moves.append((staged, folder / fresh_name))
                 fresh_name = staged.name
@@ -202,12 +202,10 @@ class StagedModel:
                 _serialize(model, self.path, None)
         self._moves.append((self.path, self.target))
 
-    def _beside(self, suffix: str) -> Path:
+    def _beside(self) -> Path:
         """A new empty file beside the target."""
-        handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=suffix, dir=self.target.parent)
-        os.close(handle)
-        self._scratch.append(Path(name))
-        return Path(name)
+        self._scratch.append(file_beside(self.target))
+        return self._scratch[-1]
 
     def _kept_files(self, model: ir.Model) -> dict[str, Path]:
         """The input's data files that the model still reads: path by location."""
@@ -236,15 +234,13 @@ class StagedModel:
         Raises:
             OutputError: A move failed.
         """
-        mask = os.umask(0)
-        os.umask(mask)
         try:
             if self._final_names:
                 rename_locations(self.path, self._final_names)
             for staged, final in self._moves:
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if staged in self._scratch or staged == self.path:
-                    staged.chmod(0o666 & ~mask)  # mkstemp's 0600 would outlive the move
+                    give_usual_mode(staged)
                 staged.replace(final)
         except OSError as error:
             raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error

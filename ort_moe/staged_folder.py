@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 
 from ort_moe.errors import ModelError, OutputError
+from ort_moe.staging import folder_beside, give_usual_mode
 
 
 class StagedFolder:
@@ -31,7 +31,7 @@ class StagedFolder:
     def __init__(self, target: Path) -> None:
         self.target = target
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+            self.path = folder_beside(target)
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
 
@@ -54,11 +54,9 @@ class StagedFolder:
         Raises:
             OutputError: That failed; what was there before is there again.
         """
-        mask = os.umask(0)
-        os.umask(mask)
         aside = Path(f"{self.path}.old")
         try:
-            self.path.chmod(0o777 & ~mask)  # mkdtemp's 0700 would outlive the move
+            give_usual_mode(self.path)
             if self.target.exists():
                 self.target.rename(aside)
             try:

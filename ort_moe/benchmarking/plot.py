@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ort_moe.benchmarking.result import Benchmark, Timing
-from ort_moe.errors import EnvironmentUnfitError, OutputError
+from ort_moe.errors import EnvironmentUnfitError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,19 +32,13 @@ def check_plot(path: str | os.PathLike[str], *, source: str | os.PathLike[str]) 
         EnvironmentUnfitError: matplotlib is not there.
         OutputError: It cannot be written there.
     """
-    from ort_moe.model_io import check_target
+    from ort_moe.side_file import check_side_file
 
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise EnvironmentUnfitError(f"plots need matplotlib, install ort-moe[plot]: {error}") from None
-    try:
-        check_target(path, source=source)
-    except OutputError as error:
-        raise OutputError(f"cannot write the plot {str(error).removeprefix('cannot write ')}") from error
-    path = Path(path)
-    if path.exists() and path.open("rb").read(8) not in (b"", b"\x89PNG\r\n\x1a\n"):
-        raise OutputError(f"cannot write the plot {path}: it exists and is no PNG")
+    check_side_file(Path(path), "plot", source=source, begins=b"\x89PNG\r\n\x1a\n")
 
 
 def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
@@ -56,6 +51,8 @@ def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
     check_plot(path, source=benchmark.source)
     from matplotlib.figure import Figure
 
+    from ort_moe.side_file import write_side_file
+
     shown = [variant for variant in benchmark.variants if variant.measured]
     names = [variant.name for variant in shown]
     panels = _panels(benchmark)
@@ -64,14 +61,7 @@ def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
     figure.suptitle(title, fontsize=10)
     for axes, (title, bars) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, title, bars, names)
-    path = Path(path)
-    staged = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(staged, format="png", dpi=120)
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(f"cannot write the plot {path}: {error.strerror or error}") from error
+    write_side_file(Path(path), "plot", partial(figure.savefig, format="png", dpi=120))
 
 
 def _panels(benchmark: Benchmark) -> list[tuple[str, list[_Bars]]]:

@@ -130,32 +130,20 @@ def _check_packing(weights: Weights, block_size: int | None, zero_points: bool) 
 def _check_report(path: Path, model: Path, output: Path | None, external_data: str) -> None:
     """Looks whether the report can be written there, before work is put into the model."""
     from ort_moe.errors import OutputError
-    from ort_moe.model_io import check_target, same_file
+    from ort_moe.side_file import check_side_file
 
-    if same_file(path, model):
-        raise OutputError(f"cannot write the report {path}: it is the input")
     if model.is_dir():
         for folder in (model, output):
             if folder is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
                 raise OutputError(f"cannot write the report {path}: it lies in the folder {folder}")
-    try:
-        check_target(path, source=model)
-    except OutputError as error:
-        raise OutputError(f"cannot write the report {str(error).removeprefix('cannot write ')}") from error
+    check_side_file(path, "report", source=model, begins=b"{")
     taken = [] if output is None else [output, output.with_name(external_data)]
     if path.absolute() in [other.absolute() for other in taken]:
         raise OutputError(f"cannot write the report {path}: the model goes there")
-    if path.exists() and (not path.is_file() or path.open("rb").read(1) not in (b"", b"{")):
-        raise OutputError(f"cannot write the report {path}: it exists and is no report")
 
 
 def _write_report(path: Path, document: dict[str, object]) -> None:
-    from ort_moe.errors import OutputError
+    from ort_moe.side_file import write_side_file
 
-    staged = path.with_name(f".{path.name}.tmp")
-    try:
-        staged.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(f"cannot write the report {path}: {error.strerror or error}") from error
+    text = json.dumps(document, indent=2) + "\n"
+    write_side_file(path, "report", lambda staged: staged.write_text(text, encoding="utf-8"))

@@ -21,6 +21,7 @@ def test_a_png_is_written(benchmark: Benchmark, tmp_path: Path) -> None:
     assert int.from_bytes(head[16:20], "big") > 1000  # four panels side by side
     write_plot(benchmark, path)  # in place of an older one
     assert [each.name for each in tmp_path.iterdir()] == ["plot.png"]
+    assert path.read_bytes()[:24] == head
 
 
 def test_what_is_drawn(benchmark: Benchmark) -> None:
@@ -50,7 +51,7 @@ def test_where_no_plot_can_be_written(tmp_path: Path) -> None:
     for path, sentence in (
         (tmp_path / "absent/plot.png", "there is no folder"),
         (tmp_path, "it is a folder"),
-        (taken, "it exists and is no PNG"),
+        (taken, "it exists and is no plot"),
         (model, "it is the input"),
     ):
         with pytest.raises(OutputError, match=f"cannot write the plot .*{sentence}"):

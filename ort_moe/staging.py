@@ -1,0 +1,55 @@
+"""Files and folders that are made beside their places, and moved there when they are whole.
+
+Their names are nobody else's, so that two runs at once do not meet; they begin with a dot and end in `.tmp`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def folder_beside(target: Path) -> Path:
+    """Makes a new folder beside the target, for this user alone.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    return Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+
+
+def file_beside(target: Path) -> Path:
+    """Makes a new empty file beside the target, for this user alone.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    return Path(name)
+
+
+def give_usual_mode(path: Path) -> None:
+    """Lets the user's umask say who may read a file or folder that was made here, before it is moved into place."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+@contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of the target in the end; deleted by an error or an interrupt.
+
+    Raises:
+        OSError: It cannot be made or moved.
+    """
+    staged = file_beside(target)
+    try:
+        yield staged
+        give_usual_mode(staged)
+        staged.replace(target)
+    finally:
+        staged.unlink(missing_ok=True)
