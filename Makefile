@@ -33,7 +33,7 @@ $(READY): pyproject.toml $(NATIVE) scripts/ort_headers.sh
 demo: setup
 	mkdir -p build/demo
 	$(BIN)/ort-moe inspect $(DEMO)
-	$(BIN)/ort-moe optimize $(DEMO) -o build/demo/optimized.onnx --explain
+	$(BIN)/ort-moe optimize $(DEMO) -o build/demo/optimized.onnx --force --explain
 	$(BIN)/ort-moe verify $(DEMO) build/demo/optimized.onnx
 
 test: setup lint types unit floor

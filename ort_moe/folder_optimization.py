@@ -45,7 +45,7 @@ def optimize_folder(
         settings: What shall be done to each model, but for the target.
         target: Where the models shall run; None: where the configuration has them run.
         require_match: Write nothing where nothing matched in any model.
-        force: Let the output take the place of another model folder.
+        force: Replace another model folder that is there, with all that lies in it.
 
     Raises:
         ModelError: The folder is no model folder, or one of its models cannot be read or run.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations, tensors_of
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
-from ort_moe.staging import file_beside, folder_beside, give_usual_mode
+from ort_moe.staging import HOW_TO_REPLACE, check_file_place, file_beside, folder_beside, give_usual_mode
 from ort_moe.wording import counted
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class StagedModel:
         target: Where it shall go; the folder must exist.
         source: The file that it was read from.
         external_data: `KEEP`, or the name of one file beside the target that takes all weights.
-        force: Whether the source, and data files of other models, may be overwritten.
+        force: Whether what is there is replaced: a model, the source even, and files of external data.
 
     Raises:
         OutputError: It cannot be written there.
@@ -221,12 +221,11 @@ class StagedModel:
             return
         if self._source.exists() and any(final.samefile(path) for path in _data_files_of(self._source)):
             raise OutputError(f"cannot write {final}: it holds the input's own weights; choose another name")
-        if force or any(final.samefile(path) for path in _data_files_of(self.target)):
-            return
-        raise OutputError(
-            f"cannot write {final}: it exists and may belong to another model; "
-            "name another file with --external-data, or use --force"
-        )
+        if not force:
+            raise OutputError(
+                f"cannot write {final}: it exists and may belong to another model; name another file with "
+                "--external-data, or use --force to replace it"
+            )
 
     def commit(self) -> None:
         """Moves data and model into place, the model last.
@@ -271,22 +270,13 @@ def check_target(
     """Looks whether the output can be written there, before work is put into it.
 
     Raises:
-        OutputError: It cannot; or it is the input and `force` is not set.
+        OutputError: It cannot; or something is there, such as the input, and `force` is not set.
     """
     target = Path(os.path.abspath(target))
-    folder = target.parent
-    if not folder.exists():
-        raise OutputError(f"cannot write {target}: there is no folder {folder}")
-    if not folder.is_dir():
-        raise OutputError(f"cannot write {target}: {folder} is not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {target}: the folder {folder} is read-only")
-    if target.is_dir():
-        raise OutputError(f"cannot write {target}: it is a folder")
-    if target.exists() and not target.is_file():
-        raise OutputError(f"cannot write {target}: it is a device or a pipe, and a file would take its place")
-    if not force and target.exists() and Path(source).exists() and target.samefile(source):
-        raise OutputError(f"cannot write {target}: it is the input; name another output, or use --force")
+    check_file_place(target)
+    if not force and os.path.lexists(target):
+        what = "is the input" if same_file(target, source) else "exists"
+        raise OutputError(f"cannot write {target}: it {what}; {HOW_TO_REPLACE}")
     if external_data != KEEP:
         if Path(external_data).name != external_data or external_data in ("", ".", ".."):
             raise OutputError(

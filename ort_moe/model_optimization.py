@@ -94,7 +94,7 @@ def optimize_model(
         output: Where the result goes; None: a dry run, which writes and verifies nothing.
         settings: What shall be done.
         require_match: Write nothing where nothing matched.
-        force: Allow the output to be the input.
+        force: Replace what is there, the input even.
 
     Raises:
         ModelError: The input cannot be read or run.
@@ -108,10 +108,10 @@ def optimize_model(
     from ort_moe.rewrites.conversion import told_as_packed
 
     packing, target, external_data = settings.packing(), settings.target, settings.external_data
-    if output is not None:
-        check_target(output, source=source, external_data=external_data, force=force)
     model = load_model(source)
     check_links(source, model)
+    if output is not None:
+        check_target(output, source=source, external_data=external_data, force=force)
     before = count_operators(model)
     fused_before = _fused(model)
     result = rewrite(model, rules=settings.rules, skip=settings.skip, target=target)

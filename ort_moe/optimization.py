@@ -40,7 +40,7 @@ def optimize(
 
     Args:
         source: An ONNX model, or a folder with a genai_config.json.
-        output: Where the result goes; None: a dry run, which writes and verifies nothing. Of a folder, a new one.
+        output: Where the result goes; it must not exist. None: a dry run, which writes and verifies nothing.
         target: Where the model shall run: contrib ops that ONNX Runtime computes faster there stay. Or `contrib`:
             blocks become com.microsoft::MoE and QMoE, which run without our library, where these compute the same.
             None: `cuda`; of a folder, where its configuration has it run.
@@ -51,7 +51,8 @@ def optimize(
         require_match: Write nothing where nothing matched.
         external_data: `keep`: weights stay in files of their names, referenced from the same folder and copied to
             another; else the name of one file beside the output that takes all weights.
-        force: Allow the output to be the input; of a folder, to take the place of another model folder.
+        force: Replace what is there: a model, the input even; of a folder, another model folder with all that lies in
+            it.
         weights: `keep`, or what the experts' dense weights are packed to: `nvfp4`, `mxfp4`, `int4`, `int8` or `fp8`.
             Routers, shared experts and all else keep their precision. The report tells what it cost in accuracy.
         block_size: int4, int8, fp8: weights that share a scale, 16, 32, 64 or 128; None: as usual.

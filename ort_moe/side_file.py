@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ort_moe.errors import OutputError
-from ort_moe.model_io import check_target, same_file
-from ort_moe.staging import staged_file
+from ort_moe.model_io import same_file
+from ort_moe.staging import check_file_place, staged_file
 
 
 def check_side_file(path: Path, kind: str, *, source: str | os.PathLike[str], begins: bytes) -> None:
@@ -26,7 +26,7 @@ def check_side_file(path: Path, kind: str, *, source: str | os.PathLike[str], be
     if same_file(path, source):
         raise OutputError(f"cannot write the {kind} {path}: it is the input")
     try:
-        check_target(path, source=source)
+        check_file_place(path.absolute())
     except OutputError as error:
         raise OutputError(f"cannot write the {kind} {str(error).removeprefix('cannot write ')}") from error
     if path.exists():

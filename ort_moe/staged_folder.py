@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ort_moe.errors import ModelError, OutputError
-from ort_moe.staging import folder_beside, give_usual_mode
+from ort_moe.staging import HOW_TO_REPLACE, check_parent, folder_beside, give_usual_mode
 
 
 class StagedFolder:
@@ -84,13 +84,12 @@ def check_folder(target: Path, source: Path, replaceable: Callable[[Path], bool]
     Args:
         target: Where it shall go.
         source: The folder that it is made from.
-        replaceable: Whether what is there may be replaced by force.
+        replaceable: Whether what is there may be replaced at all.
         force: Whether it shall be.
 
     Raises:
         OutputError: It cannot.
     """
-    parent = target.parent
     real, of_source = (Path(os.path.realpath(path)) for path in (target, source))
     if real == of_source:
         raise OutputError(f"cannot write {target}: it is the input, and a folder is never changed in place")
@@ -98,18 +97,13 @@ def check_folder(target: Path, source: Path, replaceable: Callable[[Path], bool]
         raise OutputError(f"cannot write {target}: it lies in the input; name a folder elsewhere")
     if of_source.is_relative_to(real):
         raise OutputError(f"cannot write {target}: the input lies in it; name a folder elsewhere")
-    if not parent.exists():
-        raise OutputError(f"cannot write {target}: there is no folder {parent}")
-    if not parent.is_dir():
-        raise OutputError(f"cannot write {target}: {parent} is not a folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {target}: the folder {parent} is read-only")
+    check_parent(target)
     if not os.path.lexists(target):
         return
     if not target.is_dir() or target.is_symlink():
         raise OutputError(f"cannot write {target}: it exists and is no folder, but the output of a folder is one")
     if not force:
-        raise OutputError(f"cannot write {target}: it exists; name another output, or use --force to replace it")
+        raise OutputError(f"cannot write {target}: it exists; {HOW_TO_REPLACE}")
     if any(target.iterdir()) and not replaceable(target):
         raise OutputError(f"cannot write {target}: it exists and is no model folder, and only such are replaced")
 

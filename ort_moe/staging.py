@@ -11,6 +11,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ort_moe.errors import OutputError
+
+HOW_TO_REPLACE = "name another output, or use --force to replace it"
+"""What to do where something is in the place of an output."""
+
+
+def check_parent(target: Path) -> None:
+    """Looks whether a file or folder can be put into the folder of the target.
+
+    Raises:
+        OutputError: It cannot.
+    """
+    parent = target.parent
+    if not parent.exists():
+        raise OutputError(f"cannot write {target}: there is no folder {parent}")
+    if not parent.is_dir():
+        raise OutputError(f"cannot write {target}: {parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {target}: the folder {parent} is read-only")
+
+
+def check_file_place(target: Path) -> None:
+    """Looks whether a file can be put there, or take the place of one.
+
+    Raises:
+        OutputError: It cannot.
+    """
+    check_parent(target)
+    if target.is_dir():
+        raise OutputError(f"cannot write {target}: it is a folder")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"cannot write {target}: it is a device or a pipe, and a file would take its place")
+
 
 def folder_beside(target: Path) -> Path:
     """Makes a new folder beside the target, for this user alone.

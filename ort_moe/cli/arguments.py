@@ -45,6 +45,9 @@ TARGET_HELP = (
     "MoE and QMoE in place of our nodes."
 )
 TargetOption = Annotated[Target, typer.Option(help=TARGET_HELP)]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace what is there: a model, or a model folder with all that lies in it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ort_moe.cli.arguments import Force
 from ort_moe.cli.console import progress, show
 
 
@@ -48,9 +49,7 @@ def export(
     verify: Annotated[
         bool, typer.Option(help="Run both graphs and compare them with PyTorch before the output is put in place.")
     ] = True,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an export that is there, with all that lies in its folder.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Export a Hugging Face model to ONNX, in the form that `optimize` fuses whole.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import TARGET_HELP, Target, check_rules, names
+from ort_moe.cli.arguments import TARGET_HELP, Force, Target, check_rules, names
 from ort_moe.cli.console import progress, show
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
@@ -68,9 +68,7 @@ def optimize(
     external_data: Annotated[
         str, typer.Option(metavar="keep|NAME", help="Keep the weights' files, or gather all weights in one.")
     ] = "keep",
-    force: Annotated[
-        bool, typer.Option("--force", help="Allow the output to be the input, or a folder to be replaced.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Fuse routers and their experts, and prove the answer the same."""
     if output is None and not dry_run:

@@ -218,7 +218,9 @@ class TestWriting:
         _stage_and_commit(source, target, external_data="out.data")
         assert data_files(load_model(target)) == {"out.data": source.parent / "out.data"}
         np.testing.assert_array_equal(_weights(target), _weights(source))
-        _stage_and_commit(source, target, external_data="out.data")  # the output's own data may be replaced
+        with pytest.raises(OutputError, match="it exists"):
+            _stage_and_commit(source, target, external_data="out.data")
+        _stage_and_commit(source, target, external_data="out.data", force=True)
 
     @pytest.mark.parametrize("folder", ["in", "out"])
     def test_weights_made_anew_get_a_file(self, source: Path, tmp_path: Path, folder: str) -> None:

@@ -171,7 +171,7 @@ def test_failed_verification_puts_nothing_in_place(source: Path, monkeypatch: py
     with pytest.raises(
         VerificationError, match=r"nothing was put in place: the first router .* weights differ"
     ) as caught:
-        optimize(source, output)
+        optimize(source, output, force=True)
     assert caught.value.verification is not None
     assert output.read_bytes() == b"the model of yesterday"
     assert not seen[0].exists()
@@ -224,6 +224,26 @@ def test_input_in_place_needs_force(source: Path) -> None:
     assert not _fused_nodes(source)
     optimize(source, source, force=True)
     assert _fused_nodes(source)
+
+
+def test_what_exists_is_replaced_by_force_alone(source: Path) -> None:
+    """A model, the file that all weights shall go to, or a link to nowhere; told before anything is rewritten."""
+    output, data, link = (source.with_name(name) for name in ("out.onnx", "all.bin", "link.onnx"))
+    output.write_bytes(b"the model of yesterday")
+    link.symlink_to("nowhere")
+    for path in (output, link):
+        with pytest.raises(OutputError, match=f"^cannot write {path}: it exists; .*use --force to replace it$"):
+            optimize(source, path)
+    assert output.read_bytes() == b"the model of yesterday"
+    output.unlink()
+    data.write_bytes(b"the weights of another model")
+    with pytest.raises(OutputError, match=r"all\.bin: it exists and may belong to another model.*use --force to repl"):
+        optimize(source, output, external_data="all.bin")
+    assert data.read_bytes() == b"the weights of another model"
+    optimize(source, output, external_data="all.bin", force=True)
+    optimize(source, link, force=True)
+    assert _fused_nodes(output)
+    assert not link.is_symlink()
 
 
 def test_rules_and_skip(source: Path) -> None:

@@ -279,7 +279,7 @@ def test_killed_run_leaves_input_and_earlier_output(tmp_path: Path, stopped_in: 
         "import time, ort_moe.verification, ort_moe.weights_file, ort_moe.cli\n"
         "def wait(*_):\n    print('stopped', flush=True)\n    time.sleep(60)\n"
         f"setattr({module}, {name!r}, wait)\n"
-        f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(output)!r}, '--weights', 'nvfp4'])"
+        f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(output)!r}, '--force', '--weights', 'nvfp4'])"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None
@@ -287,5 +287,5 @@ def test_killed_run_leaves_input_and_earlier_output(tmp_path: Path, stopped_in: 
         process.kill()
         assert process.wait(timeout=30) == -signal.SIGKILL
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-    assert optimize(source, output, weights="nvfp4").verification is not None
+    assert optimize(source, output, weights="nvfp4", force=True).verification is not None
     assert output.with_name("out.onnx.data").read_bytes() != before["out.onnx.data"]
