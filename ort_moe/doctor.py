@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ort_moe.environment import installed_wheels, require_onnxruntime
+from ort_moe.environment import installed_wheels, load_cuda_libraries, require_onnxruntime
 from ort_moe.errors import OrtMoeError
 from ort_moe.ops import OPS
 from ort_moe.printable import Printable, table
@@ -164,6 +164,7 @@ def _silently_on_cpu() -> str | None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "probe", [x], [y])
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+    load_cuda_libraries()
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[CUDA, CPU])
     except Exception as error:  # ORT raises a class of its own for each status code
@@ -173,7 +174,8 @@ def _silently_on_cpu() -> str | None:
     if CUDA in session.get_providers():
         return None
     return (
-        f"its CUDA libraries do not load (CUDA {_CUDA_OF_THE_WHEEL} is needed: libcudart, libcublas, libcurand, cuDNN)"
+        f"its libraries of CUDA {_CUDA_OF_THE_WHEEL} (libcudart, libcublas, libcurand, cuDNN) do not load, neither "
+        "from the system nor from NVIDIA's packages, which onnxruntime-gpu[cuda,cudnn] brings"
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import re
+from contextlib import redirect_stdout
 from types import ModuleType
 
 from ort_moe.errors import EnvironmentUnfitError
@@ -61,6 +63,17 @@ def require_onnxruntime() -> ModuleType:
         )
     module: ModuleType = onnxruntime
     return module
+
+
+def load_cuda_libraries() -> None:
+    """Loads what ONNX Runtime needs of CUDA from NVIDIA's packages beside it, where the system's loader does not look.
+
+    What these lack, the loader is left to find. Sessions say what is missing then.
+    """
+    import onnxruntime
+
+    with redirect_stdout(io.StringIO()):  # it prints what it does not find
+        onnxruntime.preload_dlls()
 
 
 def runtime_message(error: BaseException) -> str:

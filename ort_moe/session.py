@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.environment import installed_wheels, require_onnxruntime, runtime_message
+from ort_moe.environment import installed_wheels, load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.graph_capture import capture_blockers, off_device, summary
 from ort_moe.library import build_info, register
@@ -131,6 +131,8 @@ def _require_one_wheel() -> None:
 def require_providers(names: Sequence[str], available: Sequence[str]) -> None:
     """Looks whether execution providers are among those of this ONNX Runtime, and our library has kernels for them.
 
+    Where CUDA is one of them, its libraries are loaded from NVIDIA's packages, if these are installed.
+
     Raises:
         EnvironmentUnfitError: One is not.
     """
@@ -140,8 +142,11 @@ def require_providers(names: Sequence[str], available: Sequence[str]) -> None:
                 f"this ONNX Runtime has no {name}, only {', '.join(available)}"
                 + (": install onnxruntime-gpu instead of onnxruntime" if name == CUDA else "")
             )
-    if CUDA in names and build_info()["cuda"] is None:
+    if CUDA not in names:
+        return
+    if build_info()["cuda"] is None:
         raise EnvironmentUnfitError(
             f"{CUDA} was asked for, but our library was built without CUDA and its ops would run on the CPU: "
             "build it with the CUDA toolkit installed"
         )
+    load_cuda_libraries()

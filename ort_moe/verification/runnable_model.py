@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.environment import require_onnxruntime, runtime_message
+from ort_moe.environment import load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.model_io import load_model
 from ort_moe.session import CUDA, ON_CPU, Provider, provider_names
@@ -141,6 +141,8 @@ def open_session(
     """
     onnxruntime = require_onnxruntime()
     _require(providers, onnxruntime.get_available_providers(), "this ONNX Runtime has no {}, only {}")
+    if CUDA in provider_names(providers):
+        load_cuda_libraries()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
     if data_folder is not None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import onnxruntime
 import pytest
 
 from ort_moe.environment import installed_wheels, require_onnxruntime, runtime_message, version_tuple
 from ort_moe.errors import EnvironmentUnfitError
+from ort_moe.session import CPU, CUDA, require_providers
+from ort_moe.verification import verify
 from tests.ort_moe.conftest import SetWheels
+from tests.ort_moe.tiny_models import original, save
 
 
 def test_this_one_is_fit() -> None:
@@ -45,6 +49,39 @@ def test_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
     with pytest.raises(EnvironmentUnfitError, match=r"cannot be imported: libcudart\.so\.13"):
         require_onnxruntime()
+
+
+@pytest.mark.parametrize("names", [(CUDA, CPU), (CPU,)])
+def test_cuda_libraries_of_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
+) -> None:
+    """They are loaded where CUDA is asked for, and nothing is printed between our own lines."""
+    loads: list[bool] = []
+
+    def preload() -> None:
+        loads.append(True)
+        print("Failed to load libcufft.so.12")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload)
+    monkeypatch.setattr(sys.modules["ort_moe.session"], "build_info", lambda: {"cuda": {}})
+    require_providers(names, (CUDA, CPU))
+    assert len(loads) == (CUDA in names)
+    assert not capsys.readouterr().out
+
+
+def test_cuda_libraries_before_a_model_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loads: list[bool] = []
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: loads.append(True))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", _on_the_cpu)
+    save(original(), tmp_path / "model.onnx")
+    with pytest.raises(EnvironmentUnfitError, match="CUDAExecutionProvider did not start"):
+        verify(tmp_path / "model.onnx", tmp_path / "model.onnx", providers=[CUDA, CPU])
+    assert loads
+
+
+def _on_the_cpu(model: bytes, options: object, providers: object) -> object:
+    return types.SimpleNamespace(get_providers=lambda: [CPU])
 
 
 def test_wheels(set_wheels: SetWheels) -> None:
