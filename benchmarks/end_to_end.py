@@ -22,6 +22,7 @@ from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
 from ort_moe.benchmarking import Benchmark
 from ort_moe.benchmarking.plot import check_plot, write_plot
+from ort_moe.session import CPU, CUDA
 from ort_moe.wording import counted
 
 GEOMETRY = (128, 8, 2048, 768)
@@ -67,7 +68,7 @@ def main() -> None:
     result, seconds = measure(
         Shape(*args.geometry, "dense", args.dtype),
         args.layers,
-        provider=args.provider,
+        providers=[CUDA if args.provider == "cuda" else CPU],
         tokens=tuple(args.tokens),
         steps=args.steps,
         weights=tuple(args.weights),

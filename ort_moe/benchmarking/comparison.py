@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_name
@@ -38,7 +38,7 @@ def bench(
     source: str | os.PathLike[str],
     optimized: str | os.PathLike[str] | None = None,
     *,
-    provider: Literal["cpu", "cuda"] | None = None,
+    providers: Sequence[str] | None = None,
     tokens: Sequence[int] = TOKENS,
     steps: int = STEPS,
     past: int = 0,
@@ -54,7 +54,8 @@ def bench(
     Args:
         source: An ONNX model.
         optimized: What `optimize` made of it; None: it is made here.
-        provider: Where they run; None: on CUDA where this ONNX Runtime and our library both have it.
+        providers: Names of execution providers, best first: CUDA's, behind which the CPU's is always there, or the
+            CPU's. None: CUDA where this ONNX Runtime and our library both have it.
         tokens: Of one sequence, in each run; a model whose inputs have fixed lengths takes those.
         steps: Runs that are timed at each number of tokens; fewer, three at least, where they take over 20 seconds.
         past: Tokens that went before, of models whose inputs hold their keys and values; where a cache slides, it is
@@ -65,9 +66,9 @@ def bench(
     Raises:
         ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them, as
             where a cache of fixed length does not hold the fewest of the tokens behind the past.
-        EnvironmentUnfitError: ONNX Runtime, our library or the provider is not there.
-        ValueError: A number of tokens or steps is below one, or a format of weights is unknown, or they are given for
-            a model that is made already.
+        EnvironmentUnfitError: ONNX Runtime, our library or a provider is not there.
+        ValueError: A number of tokens or steps is below one, a provider is neither of these, a format of weights is
+            unknown, or formats are given for a model that is made already.
     """
     import numpy as np
 
@@ -85,7 +86,7 @@ def bench(
     if optimized is not None and tuple(weights) != ("keep",):
         raise ValueError("weights are packed where the optimised model is made, but one is given")
     onnxruntime = require_onnxruntime()
-    chosen = _chosen_provider(provider, onnxruntime.get_available_providers())
+    chosen = _chosen_provider(providers, onnxruntime.get_available_providers())
     model = load_model(source)
     if optimized is not None:
         check_signatures(model, load_model(optimized))
@@ -114,19 +115,19 @@ def bench(
     return Benchmark(os.fspath(source), chosen, device, onnxruntime.__version__, steps, past, tuple(variants))
 
 
-def _chosen_provider(asked: str | None, available: Sequence[str]) -> str:
-    """Name of the execution provider.
+def _chosen_provider(asked: Sequence[str] | None, available: Sequence[str]) -> str:
+    """Name of the first execution provider.
 
     Raises:
-        EnvironmentUnfitError: It, or our library, is not there.
+        EnvironmentUnfitError: One, or our library, is not there.
+        ValueError: It is another than CUDA's or the CPU's.
     """
     from ort_moe.library import library_path
 
     library_path()
-    names = {"cpu": [CPU], "cuda": [CUDA, CPU]}
-    if asked is not None and asked not in names:
-        raise ValueError(f"provider '{asked}' is unknown; there are {', '.join(names)}")
-    chosen = names[asked] if asked is not None else default_providers(available)
+    chosen = default_providers(available) if asked is None else list(asked)
+    if not chosen or chosen[0] not in (CUDA, CPU):
+        raise ValueError(f"models are measured on {CUDA} or {CPU}, but {', '.join(chosen) or 'no provider'} came")
     require_providers(chosen, available)
     return chosen[0]
 

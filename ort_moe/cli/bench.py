@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -50,12 +50,11 @@ def bench(
 
     from ort_moe.benchmarking import bench as run
 
-    api_names: dict[Provider, Literal["cpu", "cuda"]] = {Provider.cpu: "cpu", Provider.cuda: "cuda"}
     with progress(f"measuring {model}"):
         benchmark = run(
             model,
             optimized,
-            provider=None if provider is None else api_names[provider],
+            providers=None if provider is None else provider.names_of_api,
             tokens=numbers,
             past=past,
             steps=steps,

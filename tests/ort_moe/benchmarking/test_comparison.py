@@ -15,7 +15,7 @@ from ort_moe.benchmarking.measurement import Point
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.inspection import inspect
 from ort_moe.model_io import load_model
-from ort_moe.session import CPU, CUDA
+from ort_moe.session import CPU, CUDA, ON_CPU
 from ort_moe.verification.sample_inputs import Shape
 from tests.decode_models import LENGTH, decode_model
 from tests.ort_moe.benchmarking.models import EXPORT, not_loadable
@@ -89,7 +89,7 @@ def test_it_prints(benchmark: Benchmark) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_fixed_inputs_are_taken_as_they_are() -> None:
     path = models.fixtures.get("mixtral_block_dynamo_fp32_static").path
-    result = bench(path, provider="cpu", tokens=(1, 64), steps=1)
+    result = bench(path, providers=ON_CPU, tokens=(1, 64), steps=1)
     assert [[timing.tokens for timing in each.timings] for each in result.variants] == [[None]] * 3
     assert "fixed" in str(result)
 
@@ -102,7 +102,7 @@ def test_behind_a_past(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Shape", ["past.key"], ["past"], name="shape"))
     model.graph.output.append(helper.make_tensor_value_info("past", onnx.TensorProto.INT64, [2]))
     source = save(model, tmp_path / "in.onnx")
-    result = bench(source, source, provider="cpu", tokens=(1,), steps=1, past=7)
+    result = bench(source, source, providers=ON_CPU, tokens=(1,), steps=1, past=7)
     assert result.past == 7
     assert ", behind 7 tokens\n" in str(result)
     assert [variant.status for variant in result.variants] == ["measured", "impossible", "measured"]
@@ -113,10 +113,10 @@ def test_behind_a_past(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_no_position_is_behind_a_cache(tmp_path: Path) -> None:
     source = save(decode_model(), tmp_path / "decode.onnx")
-    assert bench(source, source, provider="cpu", steps=1, past=LENGTH - 1).variants[0].measured
+    assert bench(source, source, providers=ON_CPU, steps=1, past=LENGTH - 1).variants[0].measured
     sentence = f"^the cache holds {LENGTH} tokens, and 1 token behind {LENGTH} others would not fit$"
     with pytest.raises(ModelError, match=sentence):
-        bench(source, source, provider="cpu", past=LENGTH)
+        bench(source, source, providers=ON_CPU, past=LENGTH)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -126,7 +126,7 @@ def test_tokens_that_a_cache_does_not_hold_are_told(tmp_path: Path) -> None:
         kind.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1, 32, 4]))
     model.graph.node.append(helper.make_node("Identity", ["past.key"], ["present.key"], name="cache"))
     source = save(model, tmp_path / "in.onnx")
-    given = bench(source, source, provider="cpu", tokens=(1, 64), steps=1).variants[0]
+    given = bench(source, source, providers=ON_CPU, tokens=(1, 64), steps=1).variants[0]
     assert [timing.step_ms is not None for timing in given.timings] == [True, False]
     assert given.timings[1].why == "the cache holds 32 tokens, and 64 tokens would not fit"
 
@@ -134,21 +134,21 @@ def test_tokens_that_a_cache_does_not_hold_are_told(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_a_given_optimised_model(tmp_path: Path) -> None:
     source, optimized = save(original(), tmp_path / "in.onnx"), save(fused(), tmp_path / "opt.onnx")
-    result = bench(source, optimized, provider="cpu", tokens=(2,), steps=1)
+    result = bench(source, optimized, providers=ON_CPU, tokens=(2,), steps=1)
     assert [variant.model for variant in result.variants] == [str(source), None, str(optimized)]
     assert statuses(result)["ours"] == "measured"
     assert "nothing matched" in result.variants[1].why  # one matrix per expert is no experts of MoE
     other = save(original(tokens=4), tmp_path / "other.onnx")
     with pytest.raises(ModelError, match="cannot be compared: 'hidden' is"):
-        bench(save(original(tokens=3), tmp_path / "fixed.onnx"), other, provider="cpu")
+        bench(save(original(tokens=3), tmp_path / "fixed.onnx"), other, providers=ON_CPU)
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_model_that_does_not_load_is_a_row(tmp_path: Path) -> None:
     path = save(not_loadable(), tmp_path / "in.onnx")
-    made = bench(path, provider="cpu", tokens=(1,), steps=1).variants[2]
+    made = bench(path, providers=ON_CPU, tokens=(1,), steps=1).variants[2]
     assert (made.status, made.why.split(":")[0]) == ("failed", "ONNX Runtime does not take it")
-    result = bench(path, path, provider="cpu", tokens=(1,), steps=1)
+    result = bench(path, path, providers=ON_CPU, tokens=(1,), steps=1)
     assert statuses(result) == {"as given": "failed", "contrib": "impossible", "ours": "failed"}
     assert "ONNX Runtime does not take" in result.variants[2].why
     assert "elsewhere" in str(result)
@@ -163,7 +163,7 @@ def test_a_shape_that_does_not_run_is_told(tmp_path: Path) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((4, 1), np.float32), "rows"))
     model.graph.node.append(helper.make_node("Add", ["output", "rows"], ["added"], name="limit"))
     model.graph.output[0].name = "added"
-    result = bench(save(model, tmp_path / "in.onnx"), provider="cpu", tokens=(1, 3), steps=1)
+    result = bench(save(model, tmp_path / "in.onnx"), providers=ON_CPU, tokens=(1, 3), steps=1)
     one, three = result.variants[0].timings
     assert one.step_ms is not None
     assert three.step_ms is None
@@ -174,14 +174,14 @@ def test_a_shape_that_does_not_run_is_told(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_copies_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "free_host_bytes", lambda: 20_000)
-    given, *_, ours = bench(EXPORT, provider="cpu", tokens=(1, 64), steps=1).variants
+    given, *_, ours = bench(EXPORT, providers=ON_CPU, tokens=(1, 64), steps=1).variants
     one, many = given.timings
     assert one.step_ms is not None
     assert (many.step_ms, many.why[:6]) == (None, "copies")
     assert "of weights, twice over 19.5 KiB of free memory" in many.why
     assert all(timing.step_ms is not None for timing in ours.timings)
     monkeypatch.setattr(comparison, "free_host_bytes", lambda: 1)
-    given = bench(EXPORT, provider="cpu", tokens=(64,), steps=1).variants[0]
+    given = bench(EXPORT, providers=ON_CPU, tokens=(64,), steps=1).variants[0]
     assert (given.status, given.why) == ("failed", "nothing fits into memory")
 
 
@@ -207,6 +207,9 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bench(EXPORT, EXPORT, weights=("int8",))
     with pytest.raises(ValueError, match="past tokens are 0 or more, but -1 came"):
         bench(EXPORT, past=-1)
+    for providers, told in (["TensorrtExecutionProvider", CPU], "TensorrtExecutionProvider, "), ([], "no provider"):
+        with pytest.raises(ValueError, match=f"measured on {CUDA} or {CPU}, but {told}"):
+            bench(EXPORT, providers=providers)
     with pytest.raises(ModelError, match="No such file"):
         bench(tmp_path / "missing.onnx")
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(tmp_path / "missing.so"))
@@ -217,7 +220,7 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["qwen3_moe_block_dynamo_fp16", "mixtral_block_dynamo_fp32"])
 def test_on_cuda_everything_is_captured(name: str) -> None:
-    result = bench(models.fixtures.get(name).path, provider="cuda", tokens=(1, 8), steps=5)
+    result = bench(models.fixtures.get(name).path, providers=[CUDA], tokens=(1, 8), steps=5)
     given, contrib, ours = result.variants
     assert contrib.measured or contrib.why  # not every ONNX Runtime has a kernel for every type
     for variant in (given, ours):
@@ -231,7 +234,7 @@ def test_on_cuda_everything_is_captured(name: str) -> None:
 
 @pytest.mark.gpu
 def test_on_cuda_what_cannot_be_captured_runs_without() -> None:
-    result = bench(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path, provider="cuda", steps=3)
+    result = bench(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path, providers=[CUDA], steps=3)
     given, *_, ours = result.variants
     assert given.measured
     assert all(timing.graph_ms is None and timing.why_no_graph for timing in given.timings)
