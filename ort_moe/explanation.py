@@ -94,7 +94,7 @@ def explain(
     """Rewrites a model in memory and tells what became of each site; nothing is written.
 
     Args:
-        source: An ONNX model.
+        source: An ONNX model, or a folder with one.
         target: Where the model shall run; or `contrib`, for ONNX Runtime's own nodes in place of ours.
         rules: The only rules to apply, by name; None: all.
         skip: Rules not to apply.
@@ -104,9 +104,10 @@ def explain(
         ValueError: A rule name or the target is unknown.
     """
     from ort_moe.model_io import load_model
+    from ort_moe.model_path import model_file
     from ort_moe.rewrites import rewrite
 
-    result = rewrite(load_model(source), rules=rules, skip=skip, target=target)
+    result = rewrite(load_model(model_file(source)), rules=rules, skip=skip, target=target)
     return Explanation(result.sites, result.findings, experts=result.experts)
 
 

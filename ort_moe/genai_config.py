@@ -106,7 +106,7 @@ def read_config(folder: Path) -> GenaiConfig:
     """
     path = folder / NAME
     if not path.is_file():
-        raise ModelError(_no_config(folder))
+        raise ModelError(no_config(folder))
     try:
         config = GenaiConfig(path, path.read_bytes().decode("utf-8"))
         document = json.loads(config.text)
@@ -146,7 +146,7 @@ def _check(path: Path, document: Any) -> None:
             raise ModelError(f"{path} names the model '{name}', which lies outside its folder")
 
 
-def _no_config(folder: Path) -> str:
+def no_config(folder: Path) -> str:
     """Why a folder without a configuration is no model folder, and what to name in its place."""
     sentence = f"{folder} is no model folder of onnxruntime-genai: it has no {NAME}"
     if (folder / "manifest.json").is_file():
@@ -155,7 +155,7 @@ def _no_config(folder: Path) -> str:
         return f"{sentence}; for one model, name its file, such as {folder / models[0]}"
     if (folder / "config.json").is_file():
         return f"{sentence}, but a config.json, as of a model that is yet to be exported: `ort-moe export` does that"
-    return sentence
+    return f"{sentence}, and no ONNX model"
 
 
 def _components(section: Any) -> Iterator[dict[str, Any]]:

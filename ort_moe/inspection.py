@@ -238,16 +238,21 @@ class Changes(Printable):
 def inspect(source: str | os.PathLike[str]) -> Inspection:
     """Reads a model and finds its MoE layers, by rewriting it in memory; nothing is written.
 
+    Args:
+        source: An ONNX model, or a folder with one.
+
     Raises:
         ModelError: The model cannot be read.
     """
     from ort_moe.model_io import load_model
+    from ort_moe.model_path import model_file
     from ort_moe.report import count_operators
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES
     from ort_moe.rewrites.shared_gate import split_shared_gates
 
+    source = model_file(source)
     model = load_model(source)
     operators = count_operators(model)
     weight_bytes = sum(

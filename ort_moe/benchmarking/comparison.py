@@ -52,8 +52,8 @@ def bench(
     verified.
 
     Args:
-        source: An ONNX model.
-        optimized: What `optimize` made of it; None: it is made here.
+        source: An ONNX model, or a folder with one.
+        optimized: What `optimize` made of it, or a folder with that; None: it is made here.
         providers: Names of execution providers, best first: CUDA's, behind which the CPU's is always there, or the
             CPU's. None: CUDA where this ONNX Runtime and our library both have it.
         tokens: Of one sequence, in each run; a model whose inputs have fixed lengths takes those.
@@ -73,6 +73,7 @@ def bench(
     import numpy as np
 
     from ort_moe.model_io import load_model
+    from ort_moe.model_path import model_file
     from ort_moe.packing.pieces import FORMATS
     from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
     from ort_moe.verification.signatures import check_signatures
@@ -87,8 +88,10 @@ def bench(
         raise ValueError("weights are packed where the optimised model is made, but one is given")
     onnxruntime = require_onnxruntime()
     chosen = _chosen_provider(providers, onnxruntime.get_available_providers())
+    source = model_file(source)
     model = load_model(source)
     if optimized is not None:
+        optimized = model_file(optimized)
         check_signatures(model, load_model(optimized))
     dynamic, past = has_dynamic_tokens(model), usual_shapes(model)[0].past or past
     # What cannot be drawn is told before anything is measured.

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX model, or a folder with one.", show_default=False)
+]
 TargetName = Literal["cuda", "cpu", "contrib"]
 
 

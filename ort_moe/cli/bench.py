@@ -13,7 +13,9 @@ from ort_moe.cli.exit_codes import ExitCode
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(metavar="IN", help="The original.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(metavar="IN", help="The original, or a folder with one model.", show_default=False)
+    ],
     optimized: Annotated[
         Path | None, typer.Argument(metavar="OPT", help="The optimised model; else it is made here, for a while.")
     ] = None,

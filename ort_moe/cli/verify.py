@@ -13,8 +13,12 @@ from ort_moe.cli.exit_codes import ExitCode
 
 
 def verify(
-    reference: Annotated[Path, typer.Argument(metavar="REF", help="The original.", show_default=False)],
-    optimized: Annotated[Path, typer.Argument(metavar="OPT", help="The optimised model.", show_default=False)],
+    reference: Annotated[
+        Path, typer.Argument(metavar="REF", help="The original, or a folder with one model.", show_default=False)
+    ],
+    optimized: Annotated[
+        Path, typer.Argument(metavar="OPT", help="The optimised model, likewise.", show_default=False)
+    ],
     provider: Annotated[Provider, typer.Option(help="Where the models are run end to end.")] = Provider.cpu,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.model_path import model_file
 from ort_moe.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import DOMAIN
 from ort_moe.session import ON_CPU, Provider, provider_names
@@ -47,8 +48,8 @@ def verify(
     """Compares two models on random inputs.
 
     Args:
-        reference: The original.
-        optimized: The model that shall compute the same.
+        reference: The original, or a folder with one model.
+        optimized: The model that shall compute the same, or such a folder.
         providers: Execution providers of the runs end to end, with TF32 off; the nodes by themselves run on the CPU.
         shapes: Sizes of the dynamic dimensions; of those that make the same inputs, the first is taken. None: one
             token, a few in two sequences, and a prompt; where the inputs hold a past, with one, too; where a cache is
@@ -60,6 +61,7 @@ def verify(
             the shapes.
         EnvironmentUnfitError: No ONNX Runtime is installed, or one too old, or a provider does not start.
     """
+    reference, optimized = model_file(reference), model_file(optimized)
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
         check_signatures(original.model, candidate.model)
         comparison = _Comparison(original, candidate, seed)

@@ -150,7 +150,7 @@ def test_not_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (None, "it has no genai_config.json$"),
+        (None, "it has no genai_config.json, and no ONNX model$"),
         ("decoder.onnx", "for one model, name its file, such as .*decoder.onnx"),
         ("manifest.json", "but a manifest.json: of a model package, name the folder of one variant"),
         ("config.json", "but a config.json, as of a model that is yet to be exported"),

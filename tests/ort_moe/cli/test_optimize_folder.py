@@ -99,11 +99,16 @@ def test_report_in_a_folder(ort_moe: Command, folder: Path) -> None:
     assert not output.exists()
 
 
-def test_other_verbs_ask_for_a_file(ort_moe: Command, folder: Path) -> None:
-    for verb in ("inspect", "explain"):
-        outcome = ort_moe(verb, folder)
-        assert outcome.code == ExitCode.ERROR
-        assert f"cannot read {folder}: Is a directory" in outcome.err
+@pytest.mark.parametrize("verb", ["inspect", "explain"])
+def test_other_verbs_take_the_one_model(ort_moe: Command, folder: Path, verb: str) -> None:
+    assert ort_moe(verb, folder).out == ort_moe(verb, folder / "model.onnx").out
+    (folder / "genai_config.json").unlink()
+    (folder / "other.onnx").touch()
+    outcome = ort_moe(verb, folder)
+    assert outcome.code == ExitCode.ERROR
+    assert outcome.err == (
+        f"ort-moe: error: {folder} is a folder of 2 models: name the file of one, model.onnx, other.onnx\n"
+    )
 
 
 def test_interrupted_run_leaves_nothing(folder: Path) -> None:
