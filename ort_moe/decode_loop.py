@@ -16,7 +16,7 @@ from ort_moe.bound_run import BoundRun
 from ort_moe.environment import require_onnxruntime, runtime_message
 from ort_moe.errors import DecodeError
 from ort_moe.fixed_buffer import Device, FixedBuffer, TensorType, fixed_shape
-from ort_moe.graph_capture import capture_blockers, summary
+from ort_moe.graph_capture import capture_blockers, refusal
 from ort_moe.session import CPU, CUDA, captures_graph
 from ort_moe.session_model import model_of
 from ort_moe.shared_state import copied_state, pairs_by_name
@@ -275,9 +275,8 @@ def _check_capture(
     session: onnxruntime.InferenceSession, options: Mapping[str, str], model: ir.Model | None, graph_id: int
 ) -> None:
     """Whether a session on CUDA can capture a graph of this number."""
-    blockers = "; ".join(summary(capture_blockers(model.graph))) if model is not None else ""
-    if blockers:
-        raise DecodeError(f"the model cannot be captured in a CUDA graph, in the way are {blockers}")
+    if model is not None and (why := refusal("the model", capture_blockers(model.graph))):
+        raise DecodeError(why)
     if not captures_graph(options):
         raise DecodeError(f"the session captures no CUDA graph: {_HOW_TO_ENABLE}")
     if graph_id in _GRAPH_IDS.get(session, ()):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from ort_moe.choices import Target
 from ort_moe.experts_wording import phrase
 from ort_moe.printable import Printable, paragraph
 from ort_moe.router_wording import sentence
@@ -87,7 +88,7 @@ class Explanation(Printable):
 def explain(
     source: str | os.PathLike[str],
     *,
-    target: Literal["cuda", "cpu", "contrib"] = "cuda",
+    target: Target = "cuda",
     rules: Collection[str] | None = None,
     skip: Collection[str] = (),
 ) -> Explanation:

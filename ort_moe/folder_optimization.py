@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ort_moe import genai_config
+from ort_moe.choices import Target
 from ort_moe.errors import EnvironmentUnfitError, OutputError
 from ort_moe.folder_report import FolderReport
 from ort_moe.genai_config import GenaiConfig, read_config
 from ort_moe.library import NAME as LIBRARY
 from ort_moe.library import build_info, library_path
 from ort_moe.model_io import data_files, load_model
-from ort_moe.model_optimization import Settings, Target, optimize_model
+from ort_moe.model_optimization import Settings, optimize_model
 from ort_moe.ops import DOMAIN
 from ort_moe.staged_folder import StagedFolder, check_folder, files_of
 

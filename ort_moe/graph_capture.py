@@ -101,6 +101,17 @@ def summary(blockers: Iterable[CaptureBlocker]) -> list[str]:
     ]
 
 
+def in_words(blockers: Iterable[CaptureBlocker]) -> str:
+    """The summary on one line; empty where there are none."""
+    return "; ".join(summary(blockers))
+
+
+def refusal(what: str, blockers: Iterable[CaptureBlocker]) -> str:
+    """That something cannot be captured for these nodes; empty where there are none."""
+    told = in_words(blockers)
+    return f"{what} cannot be captured in a CUDA graph, in the way are {told}" if told else ""
+
+
 def _depends_on_data(value: ir.Value, known: dict[ir.Value, bool]) -> bool:
     """Whether a value follows from more than constants and shapes; iterative, for graphs are deep."""
     stack = [value]

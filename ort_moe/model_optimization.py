@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from ort_moe.choices import TARGETS, WEIGHTS, Target, check_choice
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError, VerificationError
 from ort_moe.node_kinds import is_contrib_moe, is_experts, is_router, is_shared_gate_router
 from ort_moe.ops import FUSED_ROUTER, SHARED_GATE_ROUTER
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from ort_moe.rewrites import Finding
     from ort_moe.rewrites.conversion import Conversion
     from ort_moe.verification import Verification
-
-
-Target = Literal["cuda", "cpu", "contrib"]
 
 _ROUTERS = (FUSED_ROUTER.name, SHARED_GATE_ROUTER.name)
 
@@ -60,19 +58,14 @@ class Settings:
         Raises:
             ValueError: There is no such target or format, or not with these blocks or zero points.
         """
-        from ort_moe.packing.pieces import FORMATS, Packing
-        from ort_moe.rewrites import TARGETS
+        from ort_moe.packing.pieces import Packing
 
-        if self.target not in TARGETS:
-            raise ValueError(f"target '{self.target}' is unknown; the targets are {', '.join(TARGETS)}")
+        check_choice("target", self.target, TARGETS)
+        check_choice("the format of weights", self.weights, WEIGHTS)
         if self.weights == "keep":
             if self.block_size is not None or self.zero_points:
                 raise ValueError("block sizes and zero points are for weights that are packed, but they are kept")
             return None
-        if self.weights not in FORMATS:
-            raise ValueError(
-                f"the format of weights '{self.weights}' is unknown; the formats are keep, {', '.join(FORMATS)}"
-            )
         packing = Packing.of(self.weights, self.block_size, zero_points=self.zero_points)
         if self.target == "contrib":
             raise ValueError("weights are packed for FusedExperts, and contrib nodes keep those that they have")

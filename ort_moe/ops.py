@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ort_moe.choices import PACKED
 from ort_moe.op_row import ACTIVATION_TYPES as ACTIVATION_TYPES
 from ort_moe.op_row import ROUTING_MAPS as ROUTING_MAPS
 from ort_moe.op_row import Attribute as Attribute
@@ -326,7 +327,7 @@ of the sums along D is fixed for each device and shape, whatever the other rows 
             "string",
             "How the weights are stored.",
             "dense",
-            ("dense", "nvfp4", "mxfp4", "int4", "int8", "fp8"),
+            ("dense", *PACKED),
         ),
         Attribute(
             "block_size",

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ort_moe.model_optimization import Settings, Target, optimize_model
+from ort_moe.choices import Target
+from ort_moe.model_optimization import Settings, optimize_model
 
 if TYPE_CHECKING:
     from ort_moe.folder_report import FolderReport

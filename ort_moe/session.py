@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.environment import installed_wheels, load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.graph_capture import capture_blockers, off_device, summary
+from ort_moe.graph_capture import CaptureBlocker, capture_blockers, off_device, refusal
 from ort_moe.library import build_info, register
 from ort_moe.session_model import RECORD_PROVIDERS, nodes_on, read_model
 
@@ -67,10 +67,8 @@ def session(
         created = ort.InferenceSession(model, options, providers=chosen, **arguments)
     except Exception as error:
         name = "the model" if isinstance(model, bytes) else model
-        blockers = _in_the_way(model, options, chosen) if captures else ""
-        if blockers:
-            raise ModelError(f"{name} cannot be captured in a CUDA graph, in the way are {blockers}") from error
-        raise ModelError(f"ONNX Runtime does not take {name}: {runtime_message(error)}") from error
+        why = refusal(name, _in_the_way(model, options, chosen)) if captures else ""
+        raise ModelError(why or f"ONNX Runtime does not take {name}: {runtime_message(error)}") from error
     for name in names:
         if name not in created.get_providers():
             raise EnvironmentUnfitError(
@@ -90,8 +88,10 @@ def captures_graph(options: Mapping[str, Any]) -> bool:
     return str(options.get("enable_cuda_graph", 0)).lower() in ("1", "true")
 
 
-def _in_the_way(model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]) -> str:
-    """The nodes that keep a model out of a CUDA graph, in words; empty where it would not load without one, either.
+def _in_the_way(
+    model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
+) -> list[CaptureBlocker]:
+    """The nodes that keep a model out of a CUDA graph; none where it would not load without one, either.
 
     ONNX Runtime refuses such a model as a whole. Without a graph it takes it, and then tells which nodes it gave to the
     CPU.
@@ -100,16 +100,15 @@ def _in_the_way(model: str | bytes, options: onnxruntime.SessionOptions, provide
 
     read = read_model(model)
     if read is None:
-        return ""
+        return []
     blockers = list(capture_blockers(read.graph))
     plain = [p if isinstance(p, str) else (p[0], {**p[1], "enable_cuda_graph": "0"}) for p in providers]
     try:
         session = ort.InferenceSession(model, options, providers=plain)
     except Exception:  # then a graph is not what it fails for
-        return ""
+        return []
     known = {blocker.node for blocker in blockers}
-    blockers += [b for b in off_device(read.graph, nodes_on(session, CPU)) if b.node not in known]
-    return "; ".join(summary(blockers))
+    return blockers + [b for b in off_device(read.graph, nodes_on(session, CPU)) if b.node not in known]
 
 
 def default_providers(available: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.choices import TARGETS, check_choice
 from ort_moe.errors import ModelError
 from ort_moe.node_kinds import is_contrib_moe, is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
@@ -47,10 +48,6 @@ from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
 
 __all__ = ["RULES", "ExpertsSite", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
-
-
-TARGETS = ("cuda", "cpu", "contrib")
-"""Where a model may be written for: our nodes on either device, or ONNX Runtime's contrib ops."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,7 @@ def rewrite(
             or it is not valid.
     """
     chosen = choose(rules, skip)
-    if target not in TARGETS:
-        raise ValueError(f"target '{target}' is unknown; the targets are {', '.join(TARGETS)}")
+    check_choice("target", target, TARGETS)
     return _rewrite_to_contrib(model, chosen) if target == "contrib" else _rewrite(model, chosen, target)
 
 

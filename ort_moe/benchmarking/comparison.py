@@ -13,8 +13,10 @@ from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_name
 from ort_moe.benchmarking.measurement import Order, Point
 from ort_moe.benchmarking.result import AS_GIVEN, Benchmark, Timing, Variant
+from ort_moe.choices import WEIGHTS, check_choice
 from ort_moe.environment import require_onnxruntime
 from ort_moe.errors import ModelError, OrtMoeError
+from ort_moe.graph_capture import in_words
 from ort_moe.model_optimization import Settings
 from ort_moe.printable import byte_size, plain
 from ort_moe.session import CPU, CUDA, default_providers, require_providers
@@ -74,7 +76,6 @@ def bench(
 
     from ort_moe.model_io import load_model
     from ort_moe.model_path import model_file
-    from ort_moe.packing.pieces import FORMATS
     from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
     from ort_moe.verification.signatures import check_signatures
 
@@ -82,8 +83,8 @@ def bench(
         raise ValueError(f"past tokens are 0 or more, but {past} came")
     if steps < 1 or not tokens or min(tokens) < 1:
         raise ValueError(f"steps and numbers of tokens are above 0, but {steps} and {', '.join(map(str, tokens))} came")
-    if unknown := [each for each in weights if each not in ("keep", *FORMATS)]:
-        raise ValueError(f"the format of weights '{unknown[0]}' is unknown; they are keep, {', '.join(FORMATS)}")
+    for each in weights:
+        check_choice("the format of weights", each, WEIGHTS)
     if optimized is not None and tuple(weights) != ("keep",):
         raise ValueError("weights are packed where the optimised model is made, but one is given")
     onnxruntime = require_onnxruntime()
@@ -233,8 +234,4 @@ def _why_no_graph(point: Point, seen: Inspection, provider: str) -> str:
         return _ON_CPU
     if point.refusal:
         return "it does not run"
-    if not seen.blockers:
-        return point.graph_refusal
-    first, *others = seen.blockers
-    more = f" and {len(others)} more" if others else ""
-    return f"{first.operator} '{first.node}'{more}: {first.why}"
+    return in_words(seen.blockers) or point.graph_refusal

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ort_moe.choices import Target
+
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="An ONNX model, or a folder with one.", show_default=False)
 ]
-TargetName = Literal["cuda", "cpu", "contrib"]
-
-
-class Target(StrEnum):
-    """Where the model shall run."""
-
-    cuda = "cuda"
-    cpu = "cpu"
-    contrib = "contrib"
-
-    @property
-    def name_of_api(self) -> TargetName:
-        """As the API calls it."""
-        names: dict[str, TargetName] = {"cuda": "cuda", "cpu": "cpu", "contrib": "contrib"}
-        return names[self.value]
-
-
-class Provider(StrEnum):
-    """An execution provider."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-    @property
-    def names_of_api(self) -> tuple[str, ...]:
-        """As the API calls it; behind CUDA, the CPU has what CUDA does not run."""
-        from ort_moe.session import CPU, CUDA, ON_CPU
-
-        return ON_CPU if self is Provider.cpu else (CUDA, CPU)
-
+Provider = Literal["cpu", "cuda"]
+"""An execution provider."""
 
 TARGET_HELP = (
     "Where the model shall run: what ONNX Runtime itself computes faster there stays. Or contrib: ONNX Runtime's own "
@@ -51,6 +24,13 @@ Force = Annotated[
     bool, typer.Option("--force", help="Replace what is there: a model, or a model folder with all that lies in it.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and anything else on stderr.")]
+
+
+def providers_of(name: Provider) -> tuple[str, ...]:
+    """As the API and ONNX Runtime call them; behind CUDA, the CPU has what CUDA does not run."""
+    from ort_moe.session import CPU, CUDA, ON_CPU
+
+    return ON_CPU if name == "cpu" else (CUDA, CPU)
 
 
 def names(given: str | None) -> tuple[str, ...] | None:

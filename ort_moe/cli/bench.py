@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import AsJson, Provider, names
+from ort_moe.cli.arguments import AsJson, Provider, names, providers_of
 from ort_moe.cli.console import print_json, progress, show
 from ort_moe.cli.exit_codes import ExitCode
 
@@ -56,7 +56,7 @@ def bench(
         benchmark = run(
             model,
             optimized,
-            providers=None if provider is None else provider.names_of_api,
+            providers=None if provider is None else providers_of(provider),
             tokens=numbers,
             past=past,
             steps=steps,
@@ -82,11 +82,12 @@ def _tokens(given: str) -> tuple[int, ...]:
 
 
 def _check_formats(formats: tuple[str, ...], optimized: Path | None) -> None:
-    from ort_moe.packing.pieces import FORMATS
+    from ort_moe.choices import WEIGHTS, check_choice
 
     if optimized is not None and formats != ("keep",):
         raise typer.BadParameter("weights are packed where the model is made, and OPT is made", param_hint="--weights")
     for name in formats:
-        if name not in ("keep", *FORMATS):
-            known = ", ".join(("keep", *FORMATS))
-            raise typer.BadParameter(f"there is no format '{name}'; the formats are {known}", param_hint="--weights")
+        try:
+            check_choice("the format", name, WEIGHTS)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--weights") from error

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import AsJson, ModelPath, Target, TargetOption
+from ort_moe.cli.arguments import AsJson, ModelPath, TargetOption
 from ort_moe.cli.console import print_json, progress, show
 
 
 def explain(
     model: ModelPath,
     layer: Annotated[int | None, typer.Option(metavar="N", help="This site alone, counted from 0.")] = None,
-    target: TargetOption = Target.cuda,
+    target: TargetOption = "cuda",
     as_json: AsJson = False,
 ) -> None:
     """Tell of each site why it was or was not fused.
@@ -23,7 +23,7 @@ def explain(
     from ort_moe.explanation import explain as run
 
     with progress(f"reading {model}"):
-        explanation = run(model, target=target.name_of_api)
+        explanation = run(model, target=target)
     if layer is not None:
         try:
             explanation = explanation.layer(layer)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from ort_moe.choices import Precision
 from ort_moe.cli.arguments import Force
 from ort_moe.cli.console import progress, show
-
-
-class Precision(StrEnum):
-    """What the weights become."""
-
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-    @property
-    def name_of_api(self) -> Literal["fp32", "fp16", "bf16"]:
-        """As the API calls it."""
-        names: dict[str, Literal["fp32", "fp16", "bf16"]] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
-        return names[self.value]
 
 
 def export(
@@ -64,7 +50,7 @@ def export(
             output,
             max_length=max_length,
             batch=batch,
-            precision=None if precision is None else precision.name_of_api,
+            precision=precision,
             verify=verify,
             force=force,
             progress=lambda step: tell(f"exporting {model_folder}: {step}"),

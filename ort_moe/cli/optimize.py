@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import TARGET_HELP, Force, Target, check_rules, names
+from ort_moe.choices import Target, Weights
+from ort_moe.cli.arguments import TARGET_HELP, Force, check_rules, names
 from ort_moe.cli.console import progress, show
 from ort_moe.cli.exit_codes import ExitCode
 from ort_moe.errors import VerificationError
-
-
-class Weights(StrEnum):
-    """What the experts' weights become."""
-
-    keep = "keep"
-    nvfp4 = "nvfp4"
-    mxfp4 = "mxfp4"
-    int4 = "int4"
-    int8 = "int8"
-    fp8 = "fp8"
 
 
 def optimize(
@@ -46,7 +35,7 @@ def optimize(
     ] = None,
     weights: Annotated[
         Weights, typer.Option(help="Keep the experts' weights, or pack them; all else keeps its precision.")
-    ] = Weights.keep,
+    ] = "keep",
     block_size: Annotated[
         int | None,
         typer.Option(metavar="N", help="int4, int8, fp8: weights that share a scale: 16, 32, 64 or 128."),
@@ -78,10 +67,10 @@ def optimize(
     only, without = names(rules), names(skip) or ()
     check_rules(only, "--rules")
     check_rules(without, "--skip")
-    if weights is Weights.keep and (block_size is not None or zero_points):
+    if weights == "keep" and (block_size is not None or zero_points):
         raise typer.BadParameter("nothing is packed without it", param_hint="--weights")
-    if weights is not Weights.keep:
-        if target is Target.contrib:
+    if weights != "keep":
+        if target == "contrib":
             raise typer.BadParameter("contrib nodes keep the weights that they have", param_hint="--weights")
         _check_packing(weights, block_size, zero_points)
     if report is not None:
@@ -94,14 +83,14 @@ def optimize(
             result = run(
                 model,
                 None if dry_run else output,
-                target=target.name_of_api if target is not None else None,
+                target=target,
                 rules=only,
                 skip=without,
                 verify=verify,
                 require_match=fail_on_no_match,
                 external_data=external_data,
                 force=force,
-                weights=weights.value,
+                weights=weights,
                 block_size=block_size,
                 zero_points=zero_points,
             )
@@ -120,7 +109,7 @@ def _check_packing(weights: Weights, block_size: int | None, zero_points: bool) 
     from ort_moe.packing.pieces import Packing
 
     try:
-        Packing.of(weights.value, block_size, zero_points=zero_points)
+        Packing.of(weights, block_size, zero_points=zero_points)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--weights") from error
 

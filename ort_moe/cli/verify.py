@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ort_moe.cli.arguments import AsJson, Provider
+from ort_moe.cli.arguments import AsJson, Provider, providers_of
 from ort_moe.cli.console import print_json, progress, show
 from ort_moe.cli.exit_codes import ExitCode
 
@@ -19,7 +19,7 @@ def verify(
     optimized: Annotated[
         Path, typer.Argument(metavar="OPT", help="The optimised model, likewise.", show_default=False)
     ],
-    provider: Annotated[Provider, typer.Option(help="Where the models are run end to end.")] = Provider.cpu,
+    provider: Annotated[Provider, typer.Option(help="Where the models are run end to end.")] = "cpu",
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +31,7 @@ def verify(
     from ort_moe.verification import verify as run
 
     with progress(f"verifying {optimized}"):
-        verification = run(reference, optimized, providers=provider.names_of_api, seed=seed)
+        verification = run(reference, optimized, providers=providers_of(provider), seed=seed)
     if as_json:
         print_json(verification.to_dict())
     show(verification, on_stderr=as_json)

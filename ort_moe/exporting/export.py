@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from ort_moe.choices import PRECISIONS, Precision, check_choice
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.exporting.checkpoint import Checkpoint
 from ort_moe.exporting.requirements import require_exporter
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 DECODE, PREFILL, WEIGHTS = "decode.onnx", "prefill.onnx", "weights.data"
 """The files that are made; all others in an export are copies."""
-
-PRECISIONS = ("fp32", "fp16", "bf16")
 
 USUAL_LENGTH = 4096
 """Tokens that the cache holds, unless told otherwise or the model was made for fewer."""
@@ -105,7 +104,7 @@ def export(
     *,
     max_length: int | None = None,
     batch: int = 1,
-    precision: Literal["fp32", "fp16", "bf16"] | None = None,
+    precision: Precision | None = None,
     verify: bool = True,
     force: bool = False,
     progress: Callable[[str], object] = lambda step: None,
@@ -141,8 +140,8 @@ def export(
         raise ValueError(f"the batch is {batch}: 1 or more is expected")
     if max_length is not None and max_length < 2:
         raise ValueError(f"the maximal length is {max_length}: 2 or more is expected")
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision '{precision}' is unknown; there are {', '.join(PRECISIONS)}")
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
     final = Path(os.path.abspath(output))
     check_folder(final, Path(model_folder), _is_export, force=force)
     checkpoint = Checkpoint.of(model_folder)

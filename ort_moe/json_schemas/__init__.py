@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ort_moe.benchmarking.result import SCHEMA as BENCH
+from ort_moe.choices import TARGETS
 from ort_moe.doctor import SCHEMA as DOCTOR
 from ort_moe.explanation import SCHEMA as EXPLAIN
 from ort_moe.folder_report import SCHEMA as FOLDER
@@ -344,7 +345,7 @@ def _document(name: str, version: int, about: str, keys: Mapping[str, Schema], *
 _REPORT_KEYS = {
     "source": _text("Path of the input."),
     "output": _or_null(_text("Path of the output."), "nothing was written"),
-    "target": _one_of("Where the model shall run, or whose nodes it has.", "cuda", "cpu", "contrib"),
+    "target": _one_of("Where the model shall run, or whose nodes it has.", *TARGETS),
     "matched": _flag("Whether anything was fused that was not before."),
     "already_fused": _count("FusedRouter nodes that the input held already."),
     "operators": _map("Every operator of either model.", _BEFORE_AFTER),
@@ -417,7 +418,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             "source": _text("Path of the input."),
             "output": _or_null(_text("Path of the output."), "nothing was written"),
-            "target": _one_of("Where the models shall run, or whose nodes they have.", "cuda", "cpu", "contrib"),
+            "target": _one_of("Where the models shall run, or whose nodes they have.", *TARGETS),
             "matched": _flag("Whether anything was fused in any model that was not before."),
             "models": _list("Each that genai_config.json names, in its order.", _ref("report", "Of one model.")),
             "library": _or_null(

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ort_moe.choices import PACKED
 from ort_moe.packing import checks, fp8, integers, mxfp4, nvfp4
 
 Array = npt.NDArray[Any]
-
-FORMATS = ("nvfp4", "mxfp4", "int4", "int8", "fp8")
-"""What weights can be packed to."""
 
 DEFAULT_BLOCKS: Mapping[str, int] = {"nvfp4": 16, "mxfp4": 32, "int4": 32, "int8": 128, "fp8": 128}
 """Weights that share a scale; fixed for nvfp4 and mxfp4."""
@@ -36,7 +34,7 @@ class Packing:
     """How weights shall be packed.
 
     Attributes:
-        weight_format: One of `FORMATS`.
+        weight_format: One of `PACKED`.
         block_size: Weights that share a scale.
         zero_points: Whether int4 and int8 have zero points.
     """
@@ -50,14 +48,14 @@ class Packing:
         """The packing of that name.
 
         Args:
-            weight_format: One of `FORMATS`.
+            weight_format: One of `PACKED`.
             block_size: 16, 32, 64 or 128; None: as usual for the format.
             zero_points: Asymmetric int4 or int8.
 
         Raises:
             ValueError: The format is unknown, or has no such blocks or no zero points.
         """
-        checks.check_word("weights", "format", weight_format, FORMATS)
+        checks.check_word("weights", "format", weight_format, PACKED)
         usual = DEFAULT_BLOCKS[weight_format]
         sizes = (usual,) if weight_format in ("nvfp4", "mxfp4") else integers.BLOCK_SIZES
         if block_size not in (None, *sizes):

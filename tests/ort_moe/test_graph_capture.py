@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
 
 import models.fixtures
-from ort_moe.graph_capture import CaptureBlocker, capture_blockers, off_device, summary
+from ort_moe.graph_capture import CaptureBlocker, capture_blockers, in_words, off_device, refusal, summary
 from ort_moe.model_io import load_model
 
 
@@ -91,3 +91,7 @@ def test_summary() -> None:
     blockers = [CaptureBlocker(name, "If", "control flow") for name in "abcdef"]
     blockers.append(CaptureBlocker("", "Det", "no CUDA kernel"))
     assert summary(blockers) == ["If (control flow): a, b, c, d and 2 more", "Det (no CUDA kernel): (no name)"]
+    in_the_way = "If (control flow): a, b, c, d and 2 more; Det (no CUDA kernel): (no name)"
+    assert in_words(blockers) == in_the_way
+    assert refusal("it", blockers) == f"it cannot be captured in a CUDA graph, in the way are {in_the_way}"
+    assert in_words([]) == refusal("it", []) == ""

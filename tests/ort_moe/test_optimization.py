@@ -253,7 +253,7 @@ def test_rules_and_skip(source: Path) -> None:
 
 
 def test_unknown_target(source: Path) -> None:
-    with pytest.raises(ValueError, match="target 'tpu' is unknown; the targets are cuda, cpu, contrib"):
+    with pytest.raises(ValueError, match="target 'tpu' is unknown; there are cuda, cpu, contrib"):
         optimize(source, target="tpu")  # type: ignore[arg-type]
 
 

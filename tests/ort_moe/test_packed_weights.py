@@ -122,7 +122,7 @@ def test_already_optimised(source: Path) -> None:
     [
         (
             {"weights": "int5"},
-            "the format of weights 'int5' is unknown; the formats are keep, nvfp4, mxfp4, int4, int8",
+            "the format of weights 'int5' is unknown; there are keep, nvfp4, mxfp4, int4, int8",
         ),
         ({"block_size": 32}, "block sizes and zero points are for weights that are packed, but they are kept"),
         ({"weights": "nvfp4", "zero_points": True}, "nvfp4 has no zero points"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ort_moe.choices import PRECISIONS, TARGETS, WEIGHTS
 from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.cli.conftest import Command
 from tests.ort_moe.tiny_models import original, save
@@ -112,3 +113,22 @@ def test_exit_codes_are_stable() -> None:
         "VERIFICATION_FAILED": 4,
         "ENVIRONMENT_UNFIT": 5,
     }
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "choices"),
+    [
+        ("optimize", "--target", TARGETS),
+        ("explain", "--target", TARGETS),
+        ("optimize", "--weights", WEIGHTS),
+        ("export", "--precision", PRECISIONS),
+        ("verify", "--provider", ("cpu", "cuda")),
+        ("bench", "--provider", ("cpu", "cuda")),
+    ],
+)
+def test_options_offer_them(ort_moe: Command, verb: str, option: str, choices: tuple[str, ...]) -> None:
+    help_text = ort_moe(verb, "--help").out
+    assert f"{option} <{'|'.join(choices)}>" in help_text.replace("[", "<").replace("]", ">")
+    outcome = ort_moe(verb, "in", "out", option, "tpu")
+    assert outcome.code == ExitCode.USAGE
+    assert "'tpu' is not one of" in outcome.err

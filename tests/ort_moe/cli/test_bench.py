@@ -74,7 +74,7 @@ def test_the_optimised_model_fails(ort_moe: Command, source: Path, tmp_path: Pat
         (("--tokens", ""), "numbers above 0 are expected"),
         (("--steps", "0"), "--steps"),
         (("--past", "-1"), "--past"),
-        (("--weights", "int3"), "there is no format 'int3'"),
+        (("--weights", "int3"), "the format 'int3' is unknown; there are keep, nvfp4"),
         (("--plot", "plot.svg"), "'plot.svg' does not end in .png"),
         (("--provider", "tpu"), "--provider"),
     ],

@@ -244,5 +244,5 @@ def test_contrib_nodes_stay_for_contrib() -> None:
 
 
 def test_a_target_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match="target 'tpu' is unknown; the targets are cuda, cpu, contrib"):
+    with pytest.raises(ValueError, match="target 'tpu' is unknown; there are cuda, cpu, contrib"):
         rewrite(ir.from_proto(ContribCase().model()), target="tpu")
