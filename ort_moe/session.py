@@ -11,6 +11,7 @@ from ort_moe.environment import installed_wheels, load_cuda_libraries, require_o
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.graph_capture import CaptureBlocker, capture_blockers, off_device, refusal
 from ort_moe.library import build_info, register
+from ort_moe.model_path import model_file
 from ort_moe.session_model import RECORD_PROVIDERS, nodes_on, read_model
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def session(
     """Creates an ONNX Runtime session with our ops registered.
 
     Args:
-        model: Path of a model, or a serialised one.
+        model: Path of a model or of a folder with one, or a serialised one.
         providers: Execution providers, best first. None: CUDA where this ONNX Runtime and our library both have it,
             then the CPU. Unlike ONNX Runtime's own constructor, this one does not fall back in silence.
         options: Session options to use; our ops are added to them.
@@ -60,9 +61,9 @@ def session(
     if captures:  # so that it can be asked which nodes are in the way
         options.add_session_config_entry(*RECORD_PROVIDERS)
     if not isinstance(model, bytes):
+        model = os.fspath(model_file(model))
         if not Path(model).is_file():
-            raise ModelError(f"there is no model {os.fspath(model)}")
-        model = os.fspath(model)
+            raise ModelError(f"there is no model {model}")
     try:
         created = ort.InferenceSession(model, options, providers=chosen, **arguments)
     except Exception as error:

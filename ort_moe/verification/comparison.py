@@ -53,7 +53,7 @@ def verify(
         providers: Execution providers of the runs end to end, with TF32 off; the nodes by themselves run on the CPU.
         shapes: Sizes of the dynamic dimensions; of those that make the same inputs, the first is taken. None: one
             token, a few in two sequences, and a prompt; where the inputs hold a past, with one, too; where a cache is
-            of fixed length, also in its middle and at its end.
+            of fixed length, the few in its middle, and a token at its end, too.
         seed: Of the random inputs.
 
     Raises:

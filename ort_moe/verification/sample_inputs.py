@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
@@ -75,16 +75,16 @@ def has_dynamic_tokens(model: ir.Model) -> bool:
 def usual_shapes(model: ir.Model) -> tuple[Shape, ...]:
     """What a model is verified at: a few shapes, and where its inputs hold a past, a token behind others.
 
-    Where its cache is of fixed length, at half of it and at its end. Where a cache slides, as many went before as its
-    window holds, for in one that is not full nobody has written what is behind the tokens; in one sequence, for
-    attention takes no more than a token of each of several behind a past.
+    Where its cache is of fixed length, a few behind half of it, and one at its end. Where a cache slides, as many went
+    before as its window holds, for in one that is not full nobody has written what is behind the tokens; in one
+    sequence, for attention takes no more than a token of each of several behind a past.
     """
     window = max((_window(node) for value in _inputs(model) for node, _ in value.uses()), default=0)
     if window:
         shapes = [Shape(1, shape.tokens, window) for shape in SHAPES]
     elif length := cache_length(model):
-        wanted = [*SHAPES, Shape(1, 1, length // 2), Shape(1, 1, length - 1)]
-        shapes = [_within(length, model, shape) for shape in wanted]
+        wanted = [*zip(SHAPES, (0, length // 2, 0), strict=True), (SHAPES[0], length - 1)]
+        shapes = [_within(length, model, replace(shape, past=past)) for shape, past in wanted]
     else:
         without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
         shapes = [*SHAPES] if without == with_past else [*SHAPES, _DECODE_STEP]

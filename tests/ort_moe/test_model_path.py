@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_moe import ModelError, bench, explain, inspect, verify
+from ort_moe import ModelError, bench, explain, inspect, session, verify
 from ort_moe.model_path import model_file
 from ort_moe.session import ON_CPU
 from tests.genai_folders import config, genai_folder
@@ -44,7 +44,7 @@ def test_a_folder_with_one_model(tmp_path: Path) -> None:
 def test_which_file_to_give(tmp_path: Path, files: list[str], told: str) -> None:
     for name in files:
         (tmp_path / name).touch()
-    for look in (inspect, explain, lambda folder: verify(folder, folder), lambda folder: bench(folder)):
+    for look in (inspect, explain, session, bench, lambda folder: verify(folder, folder)):
         with pytest.raises(ModelError, match=told):
             look(tmp_path)
 
@@ -66,6 +66,7 @@ def test_what_takes_a_folder(tmp_path: Path) -> None:
     path = str(given / "model.onnx")
     assert inspect(given).model == path
     assert len(explain(given).sites) == 1
+    assert session(made, ON_CPU).get_inputs()[0].name == session(path, ON_CPU).get_inputs()[0].name
     verification = verify(given, made)
     assert verification.passed
     assert (verification.reference, verification.optimized) == (path, str(made / "model.onnx"))
