@@ -15,9 +15,9 @@ us per layer, router and experts, by our launchers in a CUDA graph, with the exp
 (the n-th most popular expert 1 / n as likely as the first), and with one expert as every token's first; "contrib" is
 the contrib op in a session with a CUDA graph on even choices. GB/s and its share of a large copy's bandwidth count the
 bytes of the experts chosen, each once, TFLOP/s the products of tokens and their experts; both on even choices. Columns
-of which nothing was measured in a shape are left out. The tables of nvfp4 and fp8 are of an earlier build; what the
-others gained since, these did too: without a router 82, 130 and 304 us at 8, 16 and 64 tokens of nvfp4, and with it 300
-at 1024 of fp8.
+of which nothing was measured in a shape are left out. Of
+the experts' choices, that of a path knows their number alone: where a few experts are most tokens', those just before a
+change of path may take longer than more tokens behind it, as 4 of nvfp4 beside 6.
 `python -m benchmarks.experts --sweep` measures again:
 
 ```sh gpu

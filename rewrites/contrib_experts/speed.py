@@ -34,7 +34,7 @@ class Measured:
 
 MEASURED: Mapping[tuple[str, str], Measured] = {
     ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 28.05, 52.12),
-    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 22.46, 52.75),
+    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 22.03, 54.1),
     ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 32.62, 53.89),
     ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 22.01, 88.86),
     ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 21.22, 27.7),
