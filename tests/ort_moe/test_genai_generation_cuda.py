@@ -14,9 +14,9 @@ from tests.genai_models import generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.export]
 
-PROMPTS = ([5, 17, 33, 8, 60], [(7 * i) % 93 + 3 for i in range(40)])
-LENGTH = 16
-"""Few, for a near tie between experts may go either way in half precision, and other tokens follow it."""
+PROMPTS = ([44, 3, 90], [(7 * i) % 93 + 3 for i in range(40)])
+"""None meets a near tie, which may go either way in half precision: a prompt of five tokens does at the fourth."""
+LENGTH = 64
 
 
 def _optimize(source: Path, output: Path) -> Path:
@@ -45,17 +45,22 @@ def test_the_same_tokens(genai_folders: Callable[..., Path], architecture: str, 
     source = genai_folders(architecture, precision, provider="cuda")
     expected = generate(source, PROMPTS, LENGTH)
     assert all(len(set(tokens)) > 8 for tokens in expected)
+    assert generate(_optimize(source, tmp_path / "out"), PROMPTS, LENGTH) == expected
+
+
+@pytest.mark.parametrize("architecture", ["gpt_oss", "lfm2_moe"])
+def test_verified(genai_folders: Callable[..., Path], architecture: str, tmp_path: Path) -> None:
+    source = genai_folders(architecture, "fp16", provider="cuda")
     output = _optimize(source, tmp_path / "out")
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    verification = ort_moe.verify(source / "model.onnx", output / "model.onnx", providers=providers)
-    assert verification.passed
-    assert generate(output, PROMPTS, LENGTH) == expected
+    assert ort_moe.verify(source / "model.onnx", output / "model.onnx", providers=providers).passed
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int4"])
 def test_in_a_cuda_graph(genai_folders: Callable[..., Path], precision: str, tmp_path: Path) -> None:
+    """As without one, as far as the original does: behind a prompt longer than its window it writes other tokens."""
     source = genai_folders("gpt_oss", precision, provider="cuda")
     output = _optimize(source, tmp_path / "out")
-    expected = generate(output, PROMPTS, LENGTH)
+    expected = generate(output, PROMPTS[:1], LENGTH)
     _capture(output)
-    assert generate(output, PROMPTS, LENGTH) == expected
+    assert generate(output, PROMPTS[:1], LENGTH) == expected
