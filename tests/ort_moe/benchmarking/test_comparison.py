@@ -234,6 +234,14 @@ def test_on_cuda_everything_is_captured(name: str) -> None:
 
 
 @pytest.mark.gpu
+def test_on_cuda_a_decode_graph_is_captured_over_its_cache(tmp_path: Path) -> None:
+    source = save(decode_model(np.float16), tmp_path / "decode.onnx")
+    (timing,) = bench(source, source, providers=[CUDA], steps=5, past=9).variants[0].timings
+    assert timing.step_ms is not None, timing.why
+    assert timing.graph_ms is not None, timing.why_no_graph
+
+
+@pytest.mark.gpu
 def test_on_cuda_what_cannot_be_captured_runs_without() -> None:
     result = bench(models.fixtures.get("mixtral_block_transformers_grouped_fp32").path, providers=[CUDA], steps=3)
     given, *_, ours = result.variants
