@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from benchmarks import timing
-from benchmarks.output import publish
+from benchmarks.output import publish, wrong_answers
 
 
 class Named(Protocol):
@@ -37,11 +37,17 @@ def parser(doc: str | None, tokens: Sequence[int]) -> argparse.ArgumentParser:
     return options
 
 
+def add_compiled(options: argparse.ArgumentParser) -> None:
+    """The option of those that have PyTorch's ops for a peer."""
+    options.add_argument("--compiled", action="store_true", help="time PyTorch's ops through torch.compile, too")
+
+
 def run(
     args: argparse.Namespace,
     shapes: Iterable[S],
     measure: Callable[[S, int, float], dict[str, Any]],
     columns: Mapping[str, str],
+    also: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Measures every shape at every number of tokens, prints and writes.
 
@@ -50,11 +56,12 @@ def run(
         shapes: All, of which `--only` may choose.
         measure: One row, of a shape, a number of tokens and the bandwidth of a large copy in GB/s.
         columns: Keys of the rows by heading, the row's name first.
+        also: What to say of the environment besides.
 
     Returns:
         The rows.
     """
-    return run_pairs(args, [(shape, tokens) for shape in shapes for tokens in args.tokens], measure, columns)
+    return run_pairs(args, [(shape, tokens) for shape in shapes for tokens in args.tokens], measure, columns, also)
 
 
 def run_pairs(
@@ -62,6 +69,7 @@ def run_pairs(
     pairs: Iterable[tuple[S, int]],
     measure: Callable[[S, int, float], dict[str, Any]],
     columns: Mapping[str, str],
+    also: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """The same of given pairs of a shape and a number of tokens."""
     timing.require_gpu()
@@ -70,5 +78,7 @@ def run_pairs(
     rows = [
         measure(shape, tokens, copy_gbps) for shape, tokens in pairs if args.only is None or args.only in shape.name
     ]
-    publish(rows, columns, timing.environment() | {"copy_gbps": round(copy_gbps, 1)}, args.json)
+    environment = timing.environment() | {"copy_gbps": round(copy_gbps, 1)} | dict(also or {})
+    wrong = wrong_answers(rows)
+    publish(rows, columns, environment, args.json, {"wrong_peers": wrong} if wrong else None)
     return rows

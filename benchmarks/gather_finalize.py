@@ -1,4 +1,4 @@
-"""GatherFinalize against a gather and a FinalizeRouting on the same GPU, and against what moves the same bytes.
+"""GatherFinalize beside a gather and a FinalizeRouting, the peers installed, and a kernel that moves the same bytes.
 
     python -m benchmarks.gather_finalize [--json OUT] [--tokens 1 64] [--only 128/8/7168]
 
@@ -6,7 +6,9 @@ Times per launch in a CUDA graph of many, replayed from a cold cache, every laun
 goes, in us:
 - ours: one GatherFinalize from the masked layout of all experts;
 - pair: PyTorch's index_select of the rows in use into permuted order, given their places, and our FinalizeRouting;
-- copy: an element-wise kernel of PyTorch that reads and writes as many bytes as ours.
+- moving: a kernel that reads and writes as many bytes as ours;
+- peer: the faster of vLLM's finalize and PyTorch's embedding_bag, each given the row of every choice in the masked
+  layout, where they are installed, and of what is published for a kernel like ours on another GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import command, timing
-from benchmarks.output import beside_peer
+from benchmarks import command, peers, timing
+from benchmarks.moving import moving_time
+from benchmarks.output import Measured, beside_peer
 from ort_moe import kernels
 from ort_moe.reference.gather_finalize import gather_finalize
 
@@ -25,6 +28,8 @@ TOKENS = (1, 4, 16, 32, 64)
 MANY_TOKENS = 8192
 MAX_LAUNCHES = 100
 MAX_ROW_BYTES = 4 << 30  # of all buffers of a graph
+PUBLISHED = (10.0, "published for a B200: 10 to 16 us")
+FAR = 0.02  # of a row's norm: further from ours than bfloat16 explains
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,11 @@ class Shape:
     def name(self) -> str:
         return f"{self.experts}/{self.k}/{self.hidden} bfloat16"
 
-    def bytes_moved(self, tokens: int) -> int:
-        return tokens * ((self.k + 1) * self.hidden * 2 + self.k * 12) + self.experts * 8
+    def bytes_read(self, tokens: int) -> int:
+        return tokens * self.k * (self.hidden * 2 + 12) + self.experts * 8
+
+    def bytes_written(self, tokens: int) -> int:
+        return tokens * self.hidden * 2
 
 
 SHAPES = tuple(Shape(experts, k, hidden) for experts in (64, 128) for k in (4, 8) for hidden in (4096, 7168))
@@ -71,6 +79,8 @@ class Buffers:
         self.offset[:, 1:] = counts.cumsum(1)
         expert = self.indices.reshape(count, rows).gather(1, by_expert).long()
         self.places = expert * self.capacity + order - self.offset.gather(1, expert)
+        of_choices = self.permuted.long().reshape(count, shape.k, tokens).transpose(1, 2).reshape(count, rows)
+        self.rows = self.places.gather(1, of_choices).to(torch.int32).reshape(count, tokens, shape.k)
         self.weights = torch.rand(count, tokens, shape.k, device="cuda")
         size = (count, shape.experts * self.capacity, shape.hidden)
         self.masked = torch.empty(size, dtype=torch.bfloat16, device="cuda")
@@ -120,6 +130,22 @@ class Buffers:
             stream=stream,
         )
 
+    def measure(self, peer: peers.Peer[peers.Finalize], launches: int) -> list[Measured]:
+        """What a peer takes, and the share of call 0's rows in which it is not near ours."""
+        kept: dict[int, torch.Tensor] = {}
+
+        def launch(n: int, _: int) -> None:
+            n %= self.count
+            kept[n] = peer.call(self.masked[n], self.weights[n], self.rows[n], self.y_of_pair[n])
+
+        def wrong() -> float:
+            launch(0, 0)
+            theirs, ours = kept[0].float(), self.y[0].float()
+            far = (theirs - ours).norm(dim=1) > FAR * ours.norm(dim=1)
+            return float(far.float().mean())
+
+        return peers.measure(peer.name, peer.version, launch, wrong, launches=launches)
+
     def check(self) -> None:
         """Holds ours against the pair, and call 0 against the emulation where it is small; bit for bit."""
         import ml_dtypes
@@ -142,14 +168,17 @@ def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
     launches = max(16, buffers.count)
     ours, pair = (timing.graph_time(launch, launches=launches) for launch in (buffers.launch, buffers.launch_pair))
     buffers.check()
+    measured = [each for peer in peers.finalizers() for each in buffers.measure(peer, launches)]
+    read, written = shape.bytes_read(tokens), shape.bytes_written(tokens)
+    published = PUBLISHED if tokens <= max(TOKENS) else None
     return {
         "shape": shape.name,
         "tokens": tokens,
         "ours_us": round(ours, 3),
         "pair_us": round(pair, 3),
-        "copy_us": round(timing.moving_time(shape.bytes_moved(tokens)), 3),
+        "moving_us": round(moving_time(read, written), 3),
         "pair_to_ours": round(pair / ours, 2),
-        **beside_peer(ours, None, shape.bytes_moved(tokens), copy_gbps),
+        **beside_peer(ours, published, read + written, copy_gbps, measured),
     }
 
 
@@ -159,14 +188,18 @@ COLUMNS = {
     "ours": "ours_us",
     "pair": "pair_us",
     "pair/ours": "pair_to_ours",
-    "copy": "copy_us",
+    "moving": "moving_us",
+    "peer": "peer_us",
+    "ours/peer": "ratio_to_peer",
     "GB/s": "gbps",
     "% of copy": "percent_of_copy",
+    "by": "peer",
+    "is": "peer_is",
 }
 
 
-def main() -> None:
-    args = command.parser(__doc__, TOKENS).parse_args()
+def main(argv: list[str] | None = None) -> None:
+    args = command.parser(__doc__, TOKENS).parse_args(argv)
     shapes = [(shape, tokens) for shape in SHAPES for tokens in args.tokens]
     if args.tokens == TOKENS:
         shapes.append((SHAPES[-1], MANY_TOKENS))

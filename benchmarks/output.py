@@ -4,27 +4,72 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def beside_peer(ours_us: float, peer: tuple[float, str] | None, moved_bytes: float, copy_gbps: float) -> dict[str, Any]:
-    """Keys of a row that set our time beside the recorded peer's, and beside the bandwidth of a large copy.
+@dataclass(frozen=True)
+class Measured:
+    """A peer that ran beside ours.
+
+    Attributes:
+        name: Under which its times are recorded, too.
+        version: Of what is installed.
+        us: Its time.
+        wrong: The share of rows that it got wrong.
+    """
+
+    name: str
+    version: str
+    us: float
+    wrong: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def beside_peer(
+    ours_us: float,
+    recorded: tuple[float, str] | None,
+    moved_bytes: float,
+    copy_gbps: float,
+    measured: Sequence[Measured] = (),
+) -> dict[str, Any]:
+    """Keys of a row that set our time beside the best peer's, and beside the bandwidth of a large copy.
 
     Args:
         ours_us: Our time in us.
-        peer: The best peer's time in us, and its name; None: none is recorded.
+        recorded: The best peer's time in us as recorded, and its name; it counts unless that peer was measured.
         moved_bytes: What the kernel reads and writes.
         copy_gbps: The bandwidth of a large copy in GB/s.
+        measured: Peers that ran in this run.
     """
+    times = [(peer.us, peer.label, "measured") for peer in measured]
+    if recorded is not None and recorded[1] not in [peer.name for peer in measured]:
+        times.append((*recorded, "recorded"))
+    us, peer, how = min(times) if times else (None, None, None)
     gbps = moved_bytes / ours_us / 1e3
     return {
-        "peer_us": peer[0] if peer else None,
-        "peer": peer[1] if peer else None,
-        "ratio_to_peer": round(ours_us / peer[0], 2) if peer else None,
+        "peer_us": us if us is None or how == "recorded" else round(us, 3),
+        "peer": peer,
+        "peer_is": how,
+        "ratio_to_peer": round(ours_us / us, 2) if us else None,
         "gbps": round(gbps, 1),
         "percent_of_copy": round(100 * gbps / copy_gbps, 1),
+        "measured_us": {peer.label: round(peer.us, 3) for peer in measured},
+        "wrong_rows": {peer.label: round(peer.wrong, 6) for peer in measured if peer.wrong},
     }
+
+
+def wrong_answers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on each peer that was wrong somewhere."""
+    worst: dict[str, tuple[float, str]] = {}
+    for row in rows:
+        for peer, share in row["wrong_rows"].items():
+            worst[peer] = max(worst.get(peer, (0.0, "")), (share, f"{row['shape']}, T = {row['tokens']}"))
+    return [f"{peer} gets up to {100 * share:.2g} % of rows wrong: {where}" for peer, (share, where) in worst.items()]
 
 
 def publish(

@@ -12,7 +12,7 @@ in us:
 - ours + gate: the product that makes the logits, by PyTorch, and one SharedGateRouter;
 - merged: one product for the logits and the shared gates, by PyTorch, its columns copied apart, our FusedRouter, and
   sigmoid into a strided view;
-- copy: an element-wise kernel of PyTorch that reads and writes as many bytes as ours;
+- moving: a kernel that reads and writes as many bytes as ours;
 - published: on another GPU, as recorded; not run here.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import command, timing
+from benchmarks.moving import moving_time
 from benchmarks.output import beside_peer
 from ort_moe import kernels
 from ort_moe.reference.shared_gate_router import shared_gate_router
@@ -49,9 +50,11 @@ class Shape:
     def name(self) -> str:
         return f"{EXPERTS}/{CHOSEN}/{HIDDEN} S={self.shared} bfloat16"
 
-    def bytes_moved(self, tokens: int) -> int:
-        of_row = (EXPERTS + HIDDEN) * 2 + (CHOSEN + self.shared) * 8
-        return tokens * of_row + self.shared * HIDDEN * 2
+    def bytes_read(self, tokens: int) -> int:
+        return tokens * (EXPERTS + HIDDEN) * 2 + self.shared * HIDDEN * 2
+
+    def bytes_written(self, tokens: int) -> int:
+        return tokens * (CHOSEN + self.shared) * 8
 
 
 class Buffers:
@@ -172,15 +175,15 @@ def measure(shape: Shape, tokens: int, copy_gbps: float) -> dict[str, Any]:
         "with_gate_us": buffers.launch_with_gate,
         "merged_us": buffers.launch_merged,
     }
-    moved = shape.bytes_moved(tokens)
+    read, written = shape.bytes_read(tokens), shape.bytes_written(tokens)
     published = (PUBLISHED[TOKENS.index(tokens)], PUBLISHER) if shape.shared == 1 and tokens in TOKENS else None
     return {
         "shape": shape.name,
         "tokens": tokens,
         "ours_us": round(ours, 3),
         **{name: round(timing.graph_time(launch, launches=launches), 3) for name, launch in others.items()},
-        "copy_us": round(timing.moving_time(moved), 3),
-        **beside_peer(ours, published, moved, copy_gbps),
+        "moving_us": round(moving_time(read, written, launches=MAX_LAUNCHES), 3),
+        **beside_peer(ours, published, read + written, copy_gbps),
     }
 
 
@@ -193,15 +196,15 @@ COLUMNS = {
     "sliced": "sliced_us",
     "ours + gate": "with_gate_us",
     "merged": "merged_us",
-    "copy": "copy_us",
+    "moving": "moving_us",
     "published": "peer_us",
     "GB/s": "gbps",
     "% of copy": "percent_of_copy",
 }
 
 
-def main() -> None:
-    args = command.parser(__doc__, TOKENS).parse_args()
+def main(argv: list[str] | None = None) -> None:
+    args = command.parser(__doc__, TOKENS).parse_args(argv)
     pairs = [(Shape(1), tokens) for tokens in args.tokens]
     pairs += [(Shape(shared), FEW_TOKENS) for shared in SHARED if FEW_TOKENS in args.tokens]
     command.run_pairs(args, pairs, measure, COLUMNS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 FLUSH_BYTES = 256 << 20
 """Written before each replay: several times any L2 cache."""
 
+SPACING = 4096
+"""Bytes between the buffers of small launches at least: no two share a DRAM page's burst."""
+
 COPY_BYTES = 2 << 30
 """Size of the copy whose bandwidth is the ceiling of memory-bound kernels."""
 
@@ -24,7 +28,7 @@ TORCH_TYPES = {"float": torch.float32, "float16": torch.float16, "bfloat16": tor
 
 
 def graph_time(
-    launch: Callable[[int, int], None],
+    launch: Callable[[int, int], object],
     *,
     launches: int,
     repeats: int = 15,
@@ -41,13 +45,18 @@ def graph_time(
     """
     stream = torch.cuda.Stream()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()  # what other streams write to the buffers
     with torch.cuda.stream(stream):
         launch(0, stream.cuda_stream)  # loads the kernel outside of the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for n in range(launches):
-            launch(n, stream.cuda_stream)
+    with torch.cuda.stream(stream):
+        graph.capture_begin()  # torch.cuda.graph would also give back all free memory, which takes long
+        try:
+            for n in range(launches):
+                launch(n, stream.cuda_stream)
+        finally:
+            graph.capture_end()
     times = []
     with torch.cuda.stream(stream):
         graph.replay()
@@ -61,20 +70,6 @@ def graph_time(
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e3 / launches)
     return statistics.median(times)
-
-
-def moving_time(moved_bytes: int, *, launches: int = 100, memory_bytes: int = 2 << 30) -> float:
-    """Time of an element-wise kernel that reads and writes so many bytes in all, in us, like `graph_time`.
-
-    Args:
-        moved_bytes: Half of them are read.
-        launches: Nodes of the graph at most.
-        memory_bytes: Of all buffers of the graph at most, but for the first two.
-    """
-    elements = max(1, moved_bytes // 16)
-    count = max(2, min(launches, memory_bytes // moved_bytes))
-    source, target = (torch.zeros(count, elements, dtype=torch.int64, device="cuda") for _ in range(2))
-    return graph_time(lambda n, _: torch.bitwise_not(source[n % count], out=target[n % count]), launches=max(16, count))
 
 
 def session_time(
@@ -119,7 +114,7 @@ def copy_bandwidth(repeats: int = 10) -> float:
 def environment() -> dict[str, Any]:
     """GPU, driver, clocks as found, versions and date: what a result is worth little without.
 
-    The version of ONNX Runtime is there where it is installed; not every benchmark needs it.
+    The version of ONNX Runtime is there where it has been loaded; not every benchmark needs it.
     """
     query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
     line = subprocess.run(
@@ -143,8 +138,5 @@ def environment() -> dict[str, Any]:
 
 
 def _onnxruntime() -> dict[str, str]:
-    try:
-        import onnxruntime
-    except ImportError:
-        return {}
-    return {"onnxruntime": onnxruntime.__version__}
+    runtime = sys.modules.get("onnxruntime")
+    return {} if runtime is None else {"onnxruntime": runtime.__version__}

@@ -1,6 +1,6 @@
 """What the benchmark of the training ops times: the calls, and what the peer was recorded to take for them.
 
-The peer is TransformerEngine's fused router, recorded once on an H200 in graphs from a cold cache; not run here.
+Recorded is TransformerEngine's fused router, once on an H200 in graphs from a cold cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ort_moe.ops import AttributeValue
 
+PEER = "TransformerEngine"
 TOKENS = 8192
 SMALL_TOKENS = (1, 16, 512)
 
@@ -59,6 +60,11 @@ class Work:
     @property
     def attributes(self) -> dict[str, AttributeValue]:
         return {"k": self.k, **SCORINGS[self.scoring]}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether PyTorch's ops are compiled for it where that is asked for: of each call one, or two by width."""
+        return self.dtype == "float" and self.k in (22, 36)
 
     @property
     def reads(self) -> int:
