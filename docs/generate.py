@@ -48,20 +48,27 @@ with PyTorch for CUDA, which `make setup` does not install,
 python -m benchmarks.router --only 128/8 --tokens 1 --without-ort
 ```
 
-measures again; `--json` records, and without the other options everything is run.
+measures again; `--json` records, and without the other options everything is run. `python -m benchmarks.routing` makes
+all tables of routers, of their training and of GatherFinalize, one after the other. Peers are measured beside ours, on
+the same arrays, where a package index put them: the kernels of vLLM (`vllm`), of SGLang (`sglang-kernel`, and `sglang`
+for those in Triton), TransformerEngine (`transformer-engine-cu13`), and PyTorch's ops. Those that are not there, or
+that were built for another PyTorch, leave the best time of theirs that was recorded once on an H200, in graphs from a
+cold cache.
 
 ## FusedRouter
 
-E/K and the logits' type; "ours" is the launcher in a CUDA graph, "ours in ORT" and "unfused ORT" are sessions with CUDA
-graphs that hold many independent routers, as one node each and as standard nodes. "Peer" is the best of vLLM, SGLang's
-CUDA kernel and SGLang's Triton kernel with PDL as recorded once on an H200 in the same way; they were not run beside
-ours. The last column is what the kernel reads and writes, as a share of the bandwidth of a large copy in the same run.
+E/K and the logits' type; "ours" is the launcher in a CUDA graph, "moving" a kernel that reads and writes as many bytes
+and selects nothing, "ours in ORT" and "unfused ORT" are sessions with CUDA graphs that hold many independent routers,
+as one node each and as standard nodes. "Peer" is the fastest of vLLM, SGLang's CUDA kernel, SGLang's Triton kernel with
+PDL and PyTorch. The last column is what the kernel reads and writes, as a share of the bandwidth of a large copy in the
+same run.
 """
 
 _MAPS_HEADER = """\
 ## FusedRouter with routing maps
 
-`python -m benchmarks.router --maps`; the peer is the best router and the best builder of maps, one after the other.
+`python -m benchmarks.router --maps`; the peer is the fastest router and, behind it, the fastest builder of maps, whose
+maps pad each expert's rows to a multiple of 64.
 Up to 1024 choices the maps come from the router's own launch, more take launches of their own
 ([switches](environment.md)).
 """
@@ -82,9 +89,9 @@ PyTorch's kernels (top-k and softmax into a strided view, a product in half prec
 "Apart": FusedRouter, a product and sigmoid, each with a tensor of its own, and "sliced": SharedGateRouter and three
 kernels that bring its columns into such tensors.
 "With the gate": the product that makes the logits, by PyTorch, and one SharedGateRouter, beside "merged": one product
-for the logits and the shared gates, its columns copied apart, FusedRouter, and sigmoid into a strided view. "Copy": a
-kernel that reads and writes as many bytes. "Published" are times of another implementation on an MI355X, recorded and
-not run as above.
+for the logits and the shared gates, its columns copied apart, FusedRouter, and sigmoid into a strided view. "Moving":
+a kernel that reads and writes as many bytes. "Published" are times of another implementation on an MI355X, which was
+not run here.
 
 `ort-moe optimize --rules +shared-gate` writes this op where a sigmoid gates the shared expert, as in Qwen2-MoE and
 Qwen3-Next; its columns are sliced apart there, for FusedExperts takes the chosen experts alone. "Sliced" beside "apart"
@@ -96,33 +103,33 @@ _GATHER_FINALIZE_HEADER = """\
 ## GatherFinalize
 
 `python -m benchmarks.gather_finalize`; E/K/H and the rows' type. "Pair": a gather of the rows into permuted order by
-PyTorch, given their places, and FinalizeRouting. "Copy": a kernel that reads and writes as many bytes. For up to 64
-tokens, 10 to 16 us are published for such a kernel on a B200.
+PyTorch, given their places, and FinalizeRouting. "Moving": a kernel that reads and writes as many bytes. The peer is
+the faster of vLLM's finalize and PyTorch's embedding_bag, which are given each choice's row, and of the 10 to 16 us
+that are published for a kernel such as ours with up to 64 tokens on a B200.
 """
 
 _FINALIZE_HEADER = """\
 ## FinalizeRouting
 
 `python -m benchmarks.finalize`; H/K and the rows' type. "Settled": behind a kernel that ran on the same routing data,
-which may then be read ahead. The peer is the best of vLLM and SGLang, recorded and not run as above.
+which may then be read ahead. The peer is the best of vLLM and SGLang as recorded once on an H200; it was not run again.
 """
 
 _PERMUTE_HEADER = """\
 ## PermuteTokens
 
-`python -m benchmarks.permute`; E/K/H and the rows' type, rows and maps together. The peer is vLLM, recorded and not run
-as above. Nearly all bytes are writes, of which this GPU takes 3.3 TB/s in a plain fill.
+`python -m benchmarks.permute`; E/K/H and the rows' type, rows and maps together. The peer is vLLM as recorded once on
+an H200; it was not run again. Nearly all bytes are writes, of which this GPU takes 3.3 TB/s in a plain fill.
 """
 
 _TRAINING_HEADER = """\
 ## RouterProbs, RouterScores and AuxLoss
 
 `python -m benchmarks.training_router`; E/K, the type of logits, probs and gradients, and the score; maps have a byte an
-expert. "Shape" is a kernel that reads and writes the same arrays and computes nothing of use, timed beside ours. The
+expert. "Moving" is a kernel that reads and writes the same arrays and computes nothing of use, timed beside ours. The
 gradient of RouterProbs reads of logits and gradients only what the map marks, unless the softmax is over all experts;
-its shape reads all. The peer is TransformerEngine, recorded and not run as above. The last rows are logits that are
-ascending, all equal, multiples of a half, and NaN in every other row, and routers of few experts. The times are of an
-earlier build of these kernels; that on hand has not been timed.
+what moves the same reads all. The peer is the faster of TransformerEngine and PyTorch's ops. The last rows are logits
+that are ascending, all equal, multiples of a half, and NaN in every other row, and routers of few experts.
 """
 
 _EXPERTS_HEADER = """\
@@ -261,11 +268,11 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 def performance() -> str:
     """The recorded benchmark results, in Markdown."""
-    router = ("router", "tokens", "ours", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
-    router_times = ("ours_us", "ours_ort_us", "unfused_ort_us", "peer_us")
+    router = ("router", "tokens", "ours", "moving", "ours in ORT", "unfused ORT", "peer", "", "% of copy")
+    router_times = ("ours_us", "moving_us", "ours_ort_us", "unfused_ort_us", "peer_us")
     finalize = ("rows", "tokens", "ours", "settled", "peer", "", "% of copy")
     permute = ("rows", "tokens", "ours", "peer", "", "% of copy")
-    gather = ("rows", "tokens", "ours", "pair", "copy", "% of copy")
+    gather = ("rows", "tokens", "ours", "pair", "moving", "peer", "", "% of copy")
     shared_gate = (
         "router",
         "tokens",
@@ -275,7 +282,7 @@ def performance() -> str:
         "sliced",
         "with the gate",
         "merged",
-        "copy",
+        "moving",
         "published",
         "% of copy",
     )
@@ -286,10 +293,10 @@ def performance() -> str:
         "sliced_us",
         "with_gate_us",
         "merged_us",
-        "copy_us",
+        "moving_us",
         "peer_us",
     )
-    training = ("call", "tokens", "ours", "shape", "peer", "% of copy")
+    training = ("call", "tokens", "ours", "moving", "peer", "", "% of copy")
     layers = ("layer", "tokens", "FC1", "FC2", "layer", "in ORT", "contrib", "in ORT / contrib", "% of copy")
     layer_times = ("fc1_us", "fc2_us", "layer_us", "layer_ort_us", "contrib_us", "ratio_to_contrib")
     cycles = ("layer", "tokens", "layers", "ours", "contrib", "ours / contrib")
@@ -305,11 +312,11 @@ def performance() -> str:
         _FINALIZE_HEADER,
         _recorded("finalize", finalize, partial(_beside_peer, ("ours_us", "settled_us", "peer_us"))),
         _GATHER_FINALIZE_HEADER,
-        _recorded("gather_finalize", gather, partial(_timed_cells, ("ours_us", "pair_us", "copy_us"))),
+        _recorded("gather_finalize", gather, partial(_beside_peer, ("ours_us", "pair_us", "moving_us", "peer_us"))),
         _PERMUTE_HEADER,
         _recorded("permute", permute, partial(_beside_peer, ("ours_us", "peer_us"))),
         _TRAINING_HEADER,
-        _recorded("training_router", training, partial(_timed_cells, ("ours_us", "shape_us", "peer_us"))),
+        _recorded("training_router", training, partial(_beside_peer, ("ours_us", "moving_us", "peer_us"))),
         _EXPERTS_HEADER,
         _STACK_HEADER,
         _recorded("experts", layers, partial(_layer_cells, layer_times)),
@@ -366,25 +373,28 @@ def _record(name: str) -> Mapping[str, Any]:
 def _machine(record: Mapping[str, Any]) -> str:
     on = record["environment"]
     runtime = f" ONNX Runtime {on['onnxruntime']}," if "onnxruntime" in on else ""
+    kept = f" The columns of ONNX Runtime are kept from another run: {on['in_ort']}." if "in_ort" in on else ""
     return (
         f"{on['gpu']}, driver {on['driver']}, CUDA {on['cuda']},{runtime} SM clock {on['sm_mhz']} MHz, copy bandwidth"
-        f" {on['copy_gbps']:.0f} GB/s, {on['date']}.\n"
+        f" {on['copy_gbps']:.0f} GB/s, {on['date']}.{kept}\n"
     )
 
 
 def _recorded(name: str, head: tuple[str, ...], cells: Callable[[Mapping[str, Any]], tuple[str, ...]]) -> str:
-    """What one benchmark recorded: its machine, and the cells of each row."""
+    """What one benchmark recorded: its machine, the cells of each row, and which peers were wrong."""
     record = _record(name)
-    return "\n".join([_machine(record), _table(head, map(cells, record["rows"]))])
+    wrong = [f"{sentence}.\n" for sentence in record.get("wrong_peers", ())]
+    return "\n".join([_machine(record), _table(head, map(cells, record["rows"])), *wrong])
 
 
 def _beside_peer(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
     *cells, percent = _timed_cells(times, row)
-    return *cells, row["peer"] or "", percent
+    peer = f"{row['peer']}, {row.get('peer_is', 'recorded')}" if row["peer"] else ""
+    return *cells, peer, percent
 
 
 def _timed_cells(times: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
-    us = ("" if row[name] is None else f"{row[name]:.2f}" for name in times)
+    us = ("" if row.get(name) is None else f"{row[name]:.2f}" for name in times)
     return row["shape"], str(row["tokens"]), *us, f"{row['percent_of_copy']:.1f}"
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ort_moe.rewrites.contrib_experts.speed import MEASURED
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
@@ -36,6 +38,20 @@ def test_shared_gate() -> None:
         assert row["ours_us"] <= limit
         assert row["ours_us"] < min(row["torch_us"], row["apart_us"])
         assert row["with_gate_us"] < row["merged_us"]
+
+
+@pytest.mark.parametrize("name", ["training_router", "gather_finalize", "shared_gate"])
+def test_each_row_stands_beside_what_moves_the_same(name: str) -> None:
+    assert all(row["moving_us"] > 0 for row in rows(name))
+
+
+def test_training_stands_beside_measured_peers() -> None:
+    textures = ("sorted", "equal", "ties", "nan")
+    for row in rows("training_router"):
+        if row["shape"].split()[-1] not in textures:
+            assert row["peer_is"] == "measured"
+            assert {label.split()[0] for label in row["measured_us"]} == {"TransformerEngine", "PyTorch"}
+            assert not row["wrong_rows"]
 
 
 def test_the_times_that_decide_which_contrib_nodes_stay() -> None:
