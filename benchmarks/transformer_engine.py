@@ -12,6 +12,7 @@ from benchmarks.peers import installed, load
 
 NAME = "TransformerEngine"
 SIGMOID, SOFTMAX = 0, 1
+_FILE = "transformer_engine/wheel_lib/libtransformer_engine.so"
 _NONE = -1  # groups
 _TYPES = {
     torch.uint8: 0,
@@ -44,9 +45,6 @@ def library() -> tuple[ctypes.CDLL, str] | None:
         return None
     loaded.nvte_create_tensor.restype = ctypes.c_void_p
     return loaded, found[1]
-
-
-_FILE = "transformer_engine/wheel_lib/libtransformer_engine.so"
 
 
 def _tensor(array: torch.Tensor | None = None) -> ctypes.c_void_p:
