@@ -69,7 +69,7 @@ def wrong_answers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         for peer, share in row["wrong_rows"].items():
             worst[peer] = max(worst.get(peer, (0.0, "")), (share, f"{row['shape']}, T = {row['tokens']}"))
-    return [f"{peer} gets up to {100 * share:.2g} % of rows wrong: {where}" for peer, (share, where) in worst.items()]
+    return [f"{peer} gets up to {100 * share:.3g} % of rows wrong: {where}" for peer, (share, where) in worst.items()]
 
 
 def publish(
