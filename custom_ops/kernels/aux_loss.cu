@@ -1,19 +1,24 @@
 // AuxLoss on CUDA.
 //
 // Forward, mapping: a block to each of the 128 parts of the sum, which reads whole rows, every 128th; a thread owns
-// columns of 16 bytes in one of the part's four sums. A second launch of one warp adds the parts.
+// columns of 16 bytes in one of the part's four sums, and copies its next rows to shared memory in the background. A
+// second launch of one warp adds the parts.
 // Bytes: rows * E * sizeof(prob) read. Bound by: memory; at few rows by two launches.
 // Backward, mapping: a thread owns columns of 16 bytes, alike in all rows, and stores them in every so many.
 // Bytes: rows * E * sizeof(prob) written. Bound by: memory.
 // Why so: the sums' order is the contract's and no atomic is involved; a launch of its own for 128 numbers costs less
 // than a counter that somebody has to reset.
+// Tried: rows loaded into registers ahead, 28 us for 22 at E = 2304: compilers put the loads behind the sums.
 #include "kernels/aux_loss.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/background_copies.cuh"
 #include "kernels/fused_router_row.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/training_map.h"
+#include "kernels/training_rows.cuh"
 
 namespace ort_moe {
 namespace {
@@ -27,9 +32,9 @@ struct AuxLossParams {
   float* loss;
   void* grad_probs;
   int64_t rows;
-  double fixed_total;
   double k;
-  double coeff;
+  double share;        // of C: experts * coeff
+  float fixed_factor;  // C where `total` is null: doubles take long on a device
   int32_t experts;
   int32_t row_bytes;
   int32_t tile_columns;  // of a part in shared memory
@@ -43,82 +48,156 @@ __device__ __forceinline__ double CountAt(CountType type, const void* counts, in
   return static_cast<const float*>(counts)[i];
 }
 
-__device__ __forceinline__ float TokensOf(const AuxLossParams& p, int32_t expert) {
-  if (p.count_type == CountType::kInt64) {  // rounded once
-    return __ll2float_rn(static_cast<const int64_t*>(p.tokens_per_expert)[expert]);
+// Tokens of the experts from `first` on; those behind the last have its.
+template <int kCount>
+__device__ __forceinline__ void ReadTokens(const AuxLossParams& p, int32_t first, float (&tokens)[kCount]) {
+  const auto read = [&](const auto* counts) {
+    std::remove_const_t<std::remove_pointer_t<decltype(counts)>> count[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) count[i] = counts[min(first + i, p.experts - 1)];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) tokens[i] = static_cast<float>(count[i]);  // rounded once
+  };
+  if (p.count_type == CountType::kInt32) {
+    read(static_cast<const int32_t*>(p.tokens_per_expert));
+  } else if (p.count_type == CountType::kInt64) {
+    read(static_cast<const int64_t*>(p.tokens_per_expert));
+  } else {
+    read(static_cast<const float*>(p.tokens_per_expert));
   }
-  return static_cast<float>(CountAt(p.count_type, p.tokens_per_expert, expert));
 }
 
 // C of aux_loss.h.
 __device__ __forceinline__ float Factor(const AuxLossParams& p) {
-  const double total = p.total != nullptr ? CountAt(p.total_type, p.total, 0) : p.fixed_total;
+  if (p.total == nullptr) return p.fixed_factor;
+  const double total = CountAt(p.total_type, p.total, 0);
   if (total == 0.0) return 0.0f;
-  const double share = __dmul_rn(static_cast<double>(p.experts), p.coeff);
-  return __double2float_rn(__ddiv_rn(share, __dmul_rn(__dmul_rn(p.k, total), total)));
+  return __double2float_rn(__ddiv_rn(p.share, __dmul_rn(__dmul_rn(p.k, total), total)));
 }
 
 constexpr int kLanesOfPart = kAuxLossRowLanes / kAuxLossParts;  // sums of a column
 constexpr int kLossThreads = 512;
-constexpr int kInFlight = 16;  // rows that a thread loads before it adds the first
+constexpr int kInFlight = 8;  // rows that are on their way to a thread: 64 KB to a block keep the memory busy
 
-// Sums of one part in shared memory, (kLanesOfPart, tile): columns in tiles of whole 1024, so that a tile has as many
-// chunks for each of the contract's partial sums.
-template <typename T, bool kVectors>
+// What a thread adds up: columns of 16 bytes, an item, of one of the part's sums, row by row, then the next item.
+template <typename T, typename Vector>
+class PartRows {
+ public:
+  static constexpr int kWidth = sizeof(Vector) / sizeof(Bits<T>);  // columns
+
+  __device__ __forceinline__ PartRows(const AuxLossParams& p, int32_t tile, int32_t columns)
+      : p_(p), tile_(tile), vectors_(columns / kWidth), item_(static_cast<int32_t>(threadIdx.x)) {
+    PointToItem();
+  }
+
+  __device__ __forceinline__ bool inside() const { return item_ < kLanesOfPart * vectors_; }
+  __device__ __forceinline__ bool has_row() const { return left_ > 0; }
+  // Where the item's sums lie.
+  __device__ __forceinline__ int32_t place() const { return lane_ * p_.tile_columns + column_; }
+
+  // Starts on the row, if there is one, and goes on to the next.
+  __device__ __forceinline__ void Copy(Vector* target) {
+    if (left_ > 0) {
+      if constexpr (sizeof(Vector) == 16) {
+        CopyAsync(target, source_, true);
+      } else if constexpr (sizeof(Vector) == 4) {
+        CopyAsync4(target, source_, true);
+      } else {
+        *target = *source_;
+      }
+    }
+    if (inside()) Advance();
+    CommitCopies();
+  }
+
+  // False where that was the item's last row.
+  __device__ __forceinline__ bool Advance() {
+    source_ += int64_t{kAuxLossRowLanes} * p_.experts;
+    if (--left_ > 0) return true;
+    item_ += kLossThreads;
+    PointToItem();
+    return false;
+  }
+
+ private:
+  __device__ __forceinline__ void PointToItem() {
+    left_ = 0;
+    if (!inside()) return;
+    lane_ = item_ / vectors_;
+    column_ = (item_ - lane_ * vectors_) * kWidth;
+    const int64_t first = blockIdx.x + lane_ * kAuxLossParts;
+    source_ = static_cast<const Bits<T>*>(p_.probs) + first * p_.experts + tile_ + column_;
+    left_ = static_cast<int32_t>((p_.rows - first + kAuxLossRowLanes - 1) / kAuxLossRowLanes);
+  }
+
+  const AuxLossParams& p_;
+  int32_t tile_;
+  int32_t vectors_;
+  int32_t item_;
+  int32_t lane_ = 0;
+  int32_t column_ = 0;
+  int32_t left_ = 0;  // rows from `source_` on; none or fewer where the part has no row
+  const Bits<T>* source_ = nullptr;
+};
+
+// In shared memory the sums of one part, (kLanesOfPart, tile), the tokens of the tile's experts, and what is on its way
+// to each thread. Columns come in tiles of whole 1024, so that a tile has as many chunks for each of the contract's
+// partial sums.
+template <typename T, typename Vector>
 __global__ void __launch_bounds__(kLossThreads) AuxLossPartsKernel(const __grid_constant__ AuxLossParams p) {
-  constexpr int kWidth = kVectors ? sizeof(uint4) / sizeof(Bits<T>) : 1;  // columns of a thread
-  struct alignas(kWidth * sizeof(Bits<T>)) Vector {
-    Bits<T> bits[kWidth];
-  };
-  extern __shared__ __align__(16) float sums[];
+  using Rows = PartRows<T, Vector>;
+  extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float partials[kPartials];
-  const int32_t thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
-  const Bits<T>* probs = static_cast<const Bits<T>*>(p.probs);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  Vector* const on_way = reinterpret_cast<Vector*>(shared) + thread;  // kLossThreads apart
+  float* const sums = reinterpret_cast<float*>(shared + kInFlight * kLossThreads * sizeof(Vector));
+  float* const tokens = sums + kLanesOfPart * p.tile_columns;
   WaitForPrevious();
   AllowNext();
   float partial = 0.0f;
   for (int32_t tile = 0; tile < p.experts; tile += p.tile_columns) {
     const int32_t columns = min(p.tile_columns, p.experts - tile);
-    const int32_t vectors = columns / kWidth;
-    for (int32_t item = thread; item < kLanesOfPart * vectors; item += threads) {
-      const int32_t lane = item / vectors, column = (item - lane * vectors) * kWidth;
-      const int64_t first = blockIdx.x + lane * kAuxLossParts;
-      const int64_t step = int64_t{kAuxLossRowLanes} * p.experts;
-      const Bits<T>* source = probs + first * p.experts + tile + column;
-      int64_t left = p.rows <= first ? 0 : (p.rows - first + kAuxLossRowLanes - 1) / kAuxLossRowLanes;
-      float sum[kWidth] = {};
-      for (; left > 0; left -= kInFlight, source += kInFlight * step) {
-        Vector row[kInFlight];
-#pragma unroll
-        for (int n = 0; n < kInFlight; ++n) {
-          row[n] = Vector{};  // +0 changes no sum
-          if (n < left) row[n] = *reinterpret_cast<const Vector*>(source + n * step);
-        }
-#pragma unroll
-        for (int n = 0; n < kInFlight; ++n) {
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) sum[i] = Add(sum[i], Storage<T>::Widen(row[n].bits[i]));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) sums[lane * p.tile_columns + column + i] = sum[i];
+    Rows rows(p, tile, columns), coming = rows;
+#pragma unroll 1
+    for (int n = 0; n < kInFlight; ++n) coming.Copy(on_way + n * kLossThreads);
+    for (int32_t chunk = thread; chunk * kChunk < columns; chunk += kLossThreads) {
+      float count[kChunk];
+      ReadTokens(p, tile + chunk * kChunk, count);
+      WriteChunk<float>(tokens, chunk, count);
     }
-    __syncthreads();
-    for (int32_t column = thread; column < p.tile_columns; column += threads) {
-      float term = 0.0f;
-      if (column < columns) {
-        const float* sum = sums + column;
-        const float even = Add(sum[0], sum[2 * p.tile_columns]);
-        const float odd = Add(sum[p.tile_columns], sum[3 * p.tile_columns]);
-        term = Mul(Add(even, odd), TokensOf(p, tile + column));
+    float sum[Rows::kWidth] = {};
+    for (unsigned n = 0; rows.inside(); n = (n + 1) % kInFlight) {
+      WaitForCopies<kInFlight - 1>();
+      union {
+        Vector vector;
+        Bits<T> bits[Rows::kWidth];
+      } row;
+      row.vector = on_way[n * kLossThreads];
+      const bool is_row = rows.has_row();
+#pragma unroll
+      for (int i = 0; i < Rows::kWidth; ++i) sum[i] = is_row ? Add(sum[i], Storage<T>::Widen(row.bits[i])) : 0.0f;
+      coming.Copy(on_way + n * kLossThreads);
+      const int32_t place = rows.place();
+      if (rows.Advance()) continue;
+#pragma unroll
+      for (int i = 0; i < Rows::kWidth; ++i) {
+        sums[place + i] = sum[i];
+        sum[i] = 0.0f;
       }
-      sums[column] = term;
     }
     __syncthreads();
     if (thread < kPartials) {
       for (int32_t column = thread * kChunk; column < columns; column += kPartials * kChunk) {
+        float lane[kLanesOfPart][kChunk], count[kChunk];
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) partial = Add(partial, sums[column + i]);
+        for (int l = 0; l < kLanesOfPart; ++l) ReadChunk<float>(sums + l * p.tile_columns + column, 0, lane[l]);
+        ReadChunk<float>(tokens + column, 0, count);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          if (column + i >= columns) continue;
+          const float of_expert = Add(Add(lane[0][i], lane[2][i]), Add(lane[1][i], lane[3][i]));
+          partial = Add(partial, Mul(of_expert, count[i]));
+        }
       }
     }
     __syncthreads();
@@ -156,12 +235,12 @@ __global__ void __launch_bounds__(kGradThreads) AuxLossGradKernel(const __grid_c
   WaitForPrevious();
   AllowNext();
   if (column >= p.experts) return;
-  const float factor = Factor(p), grad_loss = *p.grad_loss;
+  const float grad_loss = *p.grad_loss, factor = Factor(p);
+  float tokens[kWidth];
+  ReadTokens(p, column, tokens);
   Vector value;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    value.bits[i] = Storage<T>::Round(Mul(Mul(factor, TokensOf(p, column + i)), grad_loss));
-  }
+  for (int i = 0; i < kWidth; ++i) value.bits[i] = Storage<T>::Round(Mul(Mul(factor, tokens[i]), grad_loss));
   const int64_t first = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   Bits<T>* target = static_cast<Bits<T>*>(p.grad_probs) + column;
@@ -175,9 +254,10 @@ AuxLossParams MakeParams(const AuxLossConfig& config, const Args& args) {
   p.tokens_per_expert = args.tokens_per_expert;
   p.total = args.total;
   p.rows = args.rows;
-  p.fixed_total = static_cast<double>(config.total > 0 ? config.total : args.rows);
   p.k = static_cast<double>(config.k);
-  p.coeff = static_cast<double>(config.coeff);
+  p.share = static_cast<double>(args.experts) * static_cast<double>(config.coeff);
+  const double total = static_cast<double>(config.total > 0 ? config.total : args.rows);
+  p.fixed_factor = total == 0.0 ? 0.0f : static_cast<float>(p.share / (p.k * total * total));
   p.experts = static_cast<int32_t>(args.experts);
   p.row_bytes = static_cast<int32_t>(args.experts * SizeOf(args.dtype));
   p.count_type = args.count_type;
@@ -191,14 +271,17 @@ bool HasVectors(const void* rows, int32_t row_bytes) {
 
 template <typename T, bool kVectors>
 cudaError_t LaunchParts(AuxLossParams p, cudaStream_t stream) {
-  constexpr auto* kKernel = &AuxLossPartsKernel<T, kVectors>;
+  using Vector = std::conditional_t<kVectors, uint4, Bits<T>>;
+  constexpr auto* kKernel = &AuxLossPartsKernel<T, Vector>;
+  constexpr int64_t kCopyBytes = kInFlight * kLossThreads * static_cast<int64_t>(sizeof(Vector));
   constexpr int64_t kUnit = kPartials * kChunk;
+  constexpr int64_t kUnitBytes = kUnit * (kLanesOfPart + 1) * static_cast<int64_t>(sizeof(float));
   KernelTraits traits;
   if (cudaError_t error = QueryKernel<kKernel>(&traits); error != cudaSuccess) return error;
-  const int64_t most = traits.max_shared_bytes / (kUnit * kLanesOfPart * static_cast<int64_t>(sizeof(float)));
+  const int64_t most = (traits.max_shared_bytes - kCopyBytes) / kUnitBytes;
   const int64_t units = std::min<int64_t>((p.experts + kUnit - 1) / kUnit, most);
   p.tile_columns = static_cast<int32_t>(units * kUnit);
-  return Launch<kKernel>(kAuxLossParts, kLossThreads, p.tile_columns * kLanesOfPart * sizeof(float), stream, p);
+  return Launch<kKernel>(kAuxLossParts, kLossThreads, kCopyBytes + units * kUnitBytes, stream, p);
 }
 
 template <typename T, bool kVectors>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cluster.cuh"
-#include "kernels/fused_experts_copies.cuh"
+#include "kernels/background_copies.cuh"
 #include "kernels/fused_experts_gemm_finish.cuh"
 #include "kernels/fused_experts_gemm_slots.cuh"
 #include "kernels/fused_experts_gemm_sparse.cuh"

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/fused_experts_copies.cuh"
+#include "kernels/background_copies.cuh"
 #include "kernels/fused_experts_ring_scales.cuh"
 
 namespace ort_moe {

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "kernels/fused_experts_copies.cuh"
+#include "kernels/background_copies.cuh"
 #include "kernels/fused_experts_format.cuh"
 #include "kernels/fused_experts_format_codes.cuh"
 

@@ -28,6 +28,7 @@ struct RouterGradParams {
   Score score;
   bool over_experts;  // a softmax is over all experts, not over those of the map
   bool normalize;     // and it is not the softmax itself
+  bool vectors;       // rows are whole chunks, aligned to 16 bytes
   bool bulk;          // rows come and go by bulk copies
   float normalize_eps;
   float normalize_min;

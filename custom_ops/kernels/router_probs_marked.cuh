@@ -100,9 +100,8 @@ class ProbsMarked : public ProbsState<T, kKind, kAllScores> {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) score[i] = Div(score[i], divisor);
       }
-      WriteChunk<T>(probs_, chunk, score);
+      WriteChunk<T>(x_, chunk, score);
     });
-    LoadNext();
   }
 
   // The choice is what is marked, all of it. By a copy, so that a listed row's state stays in registers.

@@ -30,6 +30,9 @@ class ProbsRow : public ProbsListed<T, kKind, kAllScores> {
   using Base::Base;
 
   __device__ __forceinline__ void Route() {
+    if constexpr (kAllScores) {
+      if (p_.stages == 1) LoadBehindLastRow();
+    }
     x_ = logits_ + load_ * p_.shared_row_bytes;
     if (p_.bulk) {
       WaitForRow(&s_.arrived[load_], parity_);
@@ -51,6 +54,9 @@ class ProbsRow : public ProbsListed<T, kKind, kAllScores> {
     if (!kEstimates || ORT_MOE_RARE(chosen == 0)) {
       has_keys_ = true;
       const float bound = MakeKeys();
+      if constexpr (kAllScores) {
+        if (p_.stages == 2) LoadBehindLastRow();
+      }
       chosen = choice_.Collect(bound, &mine);
       const int32_t limit = p_.listed ? kMaxListed : p_.k;
       if (ORT_MOE_RARE(chosen > limit || chosen < p_.k)) {
@@ -92,6 +98,7 @@ class ProbsRow : public ProbsListed<T, kKind, kAllScores> {
   using Base::lane_;
   using Base::List;
   using Base::load_;
+  using Base::LoadBehindLastRow;
   using Base::logits_;
   using Base::p_;
   using Base::parity_;
@@ -192,8 +199,10 @@ class ProbsRow : public ProbsListed<T, kKind, kAllScores> {
   }
 };
 
-template <typename T, ProbsKind kKind, bool kAllScores>
-__global__ void __launch_bounds__(kMaxRowThreads) ProbsRowsKernel(const __grid_constant__ ProbsParams p) {
+// kMostWarps to a multiprocessor, for which registers must suffice.
+template <typename T, ProbsKind kKind, bool kAllScores, int kMostWarps>
+__global__ void __launch_bounds__(kMaxRowThreads, kMostWarps* kWarp / kMaxRowThreads)
+    ProbsRowsKernel(const __grid_constant__ ProbsParams p) {
   using Rows = ProbsRow<T, kKind, kAllScores>;
   extern __shared__ __align__(16) unsigned char shared[];
   WalkOverRows<Rows, ProbsParams, &Rows::Route>(p, shared);

@@ -12,7 +12,8 @@ namespace ort_moe {
 
 constexpr int kMaxListed = 4 * kWarp;
 
-// Shared memory of one warp. Logits, probs, map, choice and, of half-precision logits where scores rank, keys follow.
+// Shared memory of one warp. Logits, probs, map, choice and, of half-precision logits where scores rank, keys follow;
+// all scores take the place of their logits instead.
 struct ProbsShared {
   uint64_t arrived[2];  // barriers of the rows of logits
   uint32_t bests[kWarp];
@@ -32,8 +33,9 @@ class ProbsState {
   // Half-precision logits and their expert share a word, so that no two keys of the list are equal.
   static constexpr bool kUnique = kRanksLogits && !kFloat;
 
+  static __host__ __device__ uint32_t ProbsBytes(const ProbsParams& p) { return kAllScores ? 0 : p.shared_row_bytes; }
   static __host__ uint32_t Bytes(const ProbsParams& p) {
-    return sizeof(ProbsShared) + (p.stages + 1) * p.shared_row_bytes + WholeVectors(p.map_bytes) +
+    return sizeof(ProbsShared) + p.stages * p.shared_row_bytes + ProbsBytes(p) + WholeVectors(p.map_bytes) +
            RowChoice<Key>::Words(p.experts) * sizeof(uint32_t) + (kRanksLogits || kFloat ? 0 : 2 * p.shared_row_bytes);
   }
 
@@ -43,9 +45,9 @@ class ProbsState {
         s_(*reinterpret_cast<ProbsShared*>(shared)),
         logits_(shared + sizeof(ProbsShared)),
         probs_(logits_ + p.stages * p.shared_row_bytes),
-        map_(probs_ + p.shared_row_bytes),
+        map_(probs_ + ProbsBytes(p)),
         choice_(p.experts, reinterpret_cast<uint32_t*>(map_ + WholeVectors(p.map_bytes))) {
-    ZeroShared(probs_, p.shared_row_bytes + WholeVectors(p.map_bytes));
+    ZeroShared(probs_, ProbsBytes(p) + WholeVectors(p.map_bytes));
     if (p.bulk && lane_ == 0) {
       InitRowBarrier(&s_.arrived[0]);
       InitRowBarrier(&s_.arrived[1]);
@@ -82,6 +84,14 @@ class ProbsState {
     __syncwarp();
     const int64_t row = row_ + p_.stages * step_;
     if (lane_ == 0 && row < p_.rows) Load(row, load_);
+  }
+
+  // The same of the row before, whose scores have been on their way out of there since.
+  __device__ __forceinline__ void LoadBehindLastRow() {
+    const int64_t next = row_ + (p_.stages - 1) * step_;
+    if (!p_.bulk || lane_ != 0 || row_ < step_ || next >= p_.rows) return;
+    WaitForBulkReads();
+    Load(next, p_.stages - 1 - load_);
   }
 
   // By one lane.
@@ -144,13 +154,13 @@ class ProbsState {
       ShowToBulkCopies();
       __syncwarp();
       if (lane_ == 0) {
-        BulkStoreRow(probs, probs_, p_.row_bytes);
+        BulkStoreRow(probs, kAllScores ? x_ : probs_, p_.row_bytes);
         BulkStoreRow(map, map_, p_.map_bytes);
         CommitBulkStores();
       }
     } else {
       __syncwarp();
-      CopyRow<2>(probs, probs_, p_.row_bytes);
+      CopyRow<2>(probs, kAllScores ? x_ : probs_, p_.row_bytes);
       CopyRow<1>(map, map_, p_.map_bytes);
       __syncwarp();
     }
@@ -167,7 +177,7 @@ class ProbsState {
   int64_t step_ = 0;
   int load_ = 0;                              // stage of the row
   uint32_t parity_ = 0u;                      // of its barrier
-  unsigned char* x_ = nullptr;                // the row's logits
+  unsigned char* x_ = nullptr;                // the row's logits, or all its scores at last
   unsigned char* keys_ = nullptr;             // and what ranks it
   float best_ = 0.0f;                         // its best key
   bool has_nan_ = false;                      // among its logits
