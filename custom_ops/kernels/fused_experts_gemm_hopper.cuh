@@ -1,6 +1,5 @@
-// Hopper's instructions around wgmma: barriers in shared memory, the bulk tensor copy, registers handed between roles.
-//
-// Shared memory is addressed by 32-bit numbers here (SharedAddress), as the instructions take them.
+// Hopper's instructions around wgmma: the bulk tensor copy, copies that arrive at a barrier, registers handed between
+// roles. Barriers themselves and how shared memory is addressed: hopper_copies.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -8,40 +7,9 @@
 
 #include <cstdint>
 
+#include "kernels/hopper_copies.cuh"
+
 namespace ort_moe {
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Makes initialised barriers known to the copy engine.
-__device__ __forceinline__ void FenceBarrierInit() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void Arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Waits until the phase of parity `parity` has ended.
-__device__ __forceinline__ void WaitBarrier(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\n"
-      "DONE:\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// Shared memory that this thread has written, or has seen written, becomes visible to wgmma and the copy engine.
-__device__ __forceinline__ void FenceForAsyncProxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -2,8 +2,8 @@
 // rows of tokens, two the weight rows' slots.
 #pragma once
 
-#include "kernels/cluster.cuh"
 #include "kernels/background_copies.cuh"
+#include "kernels/cluster.cuh"
 #include "kernels/fused_experts_gemm_finish.cuh"
 #include "kernels/fused_experts_gemm_slots.cuh"
 #include "kernels/fused_experts_gemm_sparse.cuh"
@@ -15,13 +15,6 @@ constexpr int kSlotThreads = kTokenThreads - kLanes;
 // Bytes that other copies will bring to the barrier; not an arrival.
 __device__ __forceinline__ void ExpectBytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// A multiple of 16 bytes, which arrive at the barrier.
-__device__ __forceinline__ void CopyBulk(uint32_t target, const void* source, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-               "l"(source), "r"(bytes), "r"(barrier)
-               : "memory");
 }
 
 __device__ __forceinline__ void StoreZeros(uint32_t target) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/hopper_copies.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/permute_tokens_params.cuh"
 
@@ -62,32 +63,6 @@ __global__ void __launch_bounds__(kStoreThreads) StoreRowsKernel(const __grid_co
 constexpr int kBulkThreads = 64;
 constexpr int64_t kMaxBulkBytes = 64 << 10;  // of a row
 
-// From shared to global memory, in the background; both 16-byte aligned. The lines make place for others first.
-__device__ __forceinline__ void BulkStore(void* target, const void* shared, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(target),
-               "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(bytes), "l"(policy)
-               : "memory");
-#endif
-}
-
-// Ahead of the barrier behind which another thread copies what this one wrote to shared memory.
-__device__ __forceinline__ void ShowToBulkStores() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-// Until the thread's copies have read their shared memory.
-__device__ __forceinline__ void WaitForBulkStores() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-}
-
 // A block is a token.
 __global__ void __launch_bounds__(kBulkThreads) CopyRowsKernel(const __grid_constant__ PermuteParams p) {
   extern __shared__ __align__(128) uint4 row[];
@@ -95,18 +70,19 @@ __global__ void __launch_bounds__(kBulkThreads) CopyRowsKernel(const __grid_cons
   const int64_t token = blockIdx.x;
 #pragma unroll 5
   for (int64_t c = thread; c < p.vectors; c += kBulkThreads) row[c] = LoadOnce<uint4>(p.x, token * p.vectors + c);
-  ShowToBulkStores();
+  FenceForAsyncProxy();  // another thread copies what this one wrote
   WaitForPrevious();
   AllowNext();
   __syncthreads();
   for (int32_t j = thread; j < p.k; j += kBulkThreads) {
     const int64_t place = p.maps.unpermuted_to_permuted[j * int64_t{p.tokens} + token];
     if (place < 0) continue;
-    BulkStore(static_cast<uint4*>(p.permuted_x) + place * p.vectors, row,
-              static_cast<uint32_t>(p.vectors * sizeof(uint4)));
+    StoreBulkOnce(static_cast<uint4*>(p.permuted_x) + place * p.vectors, SharedAddress(row),
+                  static_cast<int>(p.vectors * sizeof(uint4)));
   }
   WriteZeroRows<uint4>(p, blockIdx.x, gridDim.x, thread, kBulkThreads);
-  WaitForBulkStores();
+  CommitBulkStores();
+  WaitForBulkReads();
 }
 
 template <typename Vector>

@@ -34,10 +34,11 @@ class MarkedGrad {
         maps_(out_ + p.shared_row_bytes) {
     ZeroShared(out_, p.shared_row_bytes);
     if (p.bulk && lane_ == 0) {
-      InitRowBarrier(&s_.arrived[0]);
-      InitRowBarrier(&s_.arrived[1]);
+      InitBarrier(SharedAddress(&s_.arrived[0]), 1);
+      InitBarrier(SharedAddress(&s_.arrived[1]), 1);
+      FenceBarrierInit();
     }
-    ShowToBulkCopies();
+    FenceForAsyncProxy();
     __syncwarp();
   }
 
@@ -54,7 +55,7 @@ class MarkedGrad {
   __device__ __forceinline__ void Compute() {
     uint8_t* map = maps_ + load_ * WholeVectors(p_.map_bytes);
     if (p_.bulk) {
-      WaitForRow(&s_.arrived[load_], parity_);
+      WaitBarrier(SharedAddress(&s_.arrived[load_]), parity_);
     } else {
       CopyRow<1>(map, p_.map + row_ * p_.map_bytes, p_.map_bytes);
       __syncwarp();
@@ -99,9 +100,10 @@ class MarkedGrad {
 
  private:
   __device__ __forceinline__ void Load(int64_t row, int stage) {
-    ExpectBytes(&s_.arrived[stage], p_.map_bytes);
-    BulkLoadRow(maps_ + stage * WholeVectors(p_.map_bytes), p_.map + row * p_.map_bytes, p_.map_bytes,
-                &s_.arrived[stage]);
+    const uint32_t barrier = SharedAddress(&s_.arrived[stage]);
+    ArriveExpecting(barrier, p_.map_bytes);
+    CopyBulk(SharedAddress(maps_ + stage * WholeVectors(p_.map_bytes)), p_.map + row * p_.map_bytes, p_.map_bytes,
+             barrier);
   }
 
   // Once nobody needs the map any more; the list is visible behind it.
@@ -221,10 +223,10 @@ class MarkedGrad {
     }
     unsigned char* target = static_cast<unsigned char*>(p_.grad_logits) + row_ * p_.row_bytes;
     if (p_.bulk) {
-      ShowToBulkCopies();
+      FenceForAsyncProxy();
       __syncwarp();
       if (lane_ == 0) {
-        BulkStoreRow(target, out_, p_.row_bytes);
+        StoreBulk(target, SharedAddress(out_), p_.row_bytes);
         CommitBulkStores();
       }
     } else {

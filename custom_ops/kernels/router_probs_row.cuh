@@ -35,7 +35,7 @@ class ProbsRow : public ProbsListed<T, kKind, kAllScores> {
     }
     x_ = logits_ + load_ * p_.shared_row_bytes;
     if (p_.bulk) {
-      WaitForRow(&s_.arrived[load_], parity_);
+      WaitBarrier(SharedAddress(&s_.arrived[load_]), parity_);
     } else {
       CopyRow<2>(x_, Source(row_), p_.row_bytes);
       const int32_t e = p_.experts / kChunk * kChunk + lane_;

@@ -49,10 +49,11 @@ class ProbsState {
         choice_(p.experts, reinterpret_cast<uint32_t*>(map_ + WholeVectors(p.map_bytes))) {
     ZeroShared(probs_, ProbsBytes(p) + WholeVectors(p.map_bytes));
     if (p.bulk && lane_ == 0) {
-      InitRowBarrier(&s_.arrived[0]);
-      InitRowBarrier(&s_.arrived[1]);
+      InitBarrier(SharedAddress(&s_.arrived[0]), 1);
+      InitBarrier(SharedAddress(&s_.arrived[1]), 1);
+      FenceBarrierInit();
     }
-    ShowToBulkCopies();
+    FenceForAsyncProxy();
     __syncwarp();
   }
 
@@ -96,9 +97,10 @@ class ProbsState {
 
   // By one lane.
   __device__ __forceinline__ void Load(int64_t row, int stage) {
-    if constexpr (kFloat && (!kRanksLogits || kAllScores)) ShowToBulkCopies();  // keys or terms were written there
-    ExpectBytes(&s_.arrived[stage], p_.row_bytes);
-    BulkLoadRow(logits_ + stage * p_.shared_row_bytes, Source(row), p_.row_bytes, &s_.arrived[stage]);
+    if constexpr (kFloat && (!kRanksLogits || kAllScores)) FenceForAsyncProxy();  // keys or terms were written there
+    const uint32_t barrier = SharedAddress(&s_.arrived[stage]);
+    ArriveExpecting(barrier, p_.row_bytes);
+    CopyBulk(SharedAddress(logits_ + stage * p_.shared_row_bytes), Source(row), p_.row_bytes, barrier);
   }
 
   // f(chunk) for this lane's chunks in ascending order.
@@ -151,11 +153,11 @@ class ProbsState {
     unsigned char* probs = static_cast<unsigned char*>(p_.probs) + row_ * p_.row_bytes;
     uint8_t* map = p_.map + row_ * p_.map_bytes;
     if (p_.bulk) {
-      ShowToBulkCopies();
+      FenceForAsyncProxy();
       __syncwarp();
       if (lane_ == 0) {
-        BulkStoreRow(probs, kAllScores ? x_ : probs_, p_.row_bytes);
-        BulkStoreRow(map, map_, p_.map_bytes);
+        StoreBulk(probs, SharedAddress(kAllScores ? x_ : probs_), p_.row_bytes);
+        StoreBulk(map, SharedAddress(map_), p_.map_bytes);
         CommitBulkStores();
       }
     } else {

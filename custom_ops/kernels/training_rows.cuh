@@ -1,5 +1,5 @@
-// Rows of the training ops, one to a warp, on their way between global and shared memory: by bulk copies, which run in
-// the background and take whole lines, or by the warp's lanes where rows are not whole 16 bytes.
+// Rows of the training ops, one to a warp, in shared memory, and on their way there and back: by bulk copies
+// (hopper_copies.cuh), or by the warp's lanes where rows are not whole 16 bytes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,84 +7,16 @@
 #include <cstdint>
 
 #include "kernels/fused_router_row.cuh"
+#include "kernels/hopper_copies.cuh"
 
 namespace ort_moe {
-
-__device__ __forceinline__ uint32_t SharedNumber(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 // Bytes that a row takes in shared memory, and bytes between what lies there.
 __host__ __device__ constexpr uint32_t WholeVectors(int64_t bytes) {
   return static_cast<uint32_t>((bytes + 15) / 16 * 16);
 }
 
-// --- Bulk copies, from Hopper on. All addresses and sizes are multiples of 16 bytes. ---
-
-__device__ __forceinline__ void InitRowBarrier(uint64_t* barrier) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(SharedNumber(barrier)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// By one lane, ahead of its copies: how many bytes the barrier's phase waits for.
-__device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedNumber(barrier)), "r"(bytes)
-               : "memory");
-#endif
-}
-
-// By the same lane, when the warp is done with what lies there.
-__device__ __forceinline__ void BulkLoadRow(void* shared, const void* source, uint32_t bytes, uint64_t* barrier) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   SharedNumber(shared)),
-               "l"(source), "r"(bytes), "r"(SharedNumber(barrier))
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void WaitForRow(uint64_t* barrier, uint32_t parity) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n.reg .pred p;\nROW_WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra ROW_DONE;\n"
-      "bra ROW_WAIT;\nROW_DONE:\n}\n" ::"r"(SharedNumber(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
-
-__device__ __forceinline__ void BulkStoreRow(void* target, const void* shared, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(SharedNumber(shared)),
-               "r"(bytes)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void CommitBulkStores() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
-}
-
-// Until this lane's bulk stores have read their shared memory.
-__device__ __forceinline__ void WaitForBulkReads() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-}
-
-// By every lane that wrote to shared memory, ahead of the __syncwarp behind which one lane copies it.
-__device__ __forceinline__ void ShowToBulkCopies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-// --- By the lanes of a warp ---
+// --- Copies by the lanes of a warp ---
 
 template <typename Unit>
 __device__ __forceinline__ void CopyUnits(void* target, const void* source, uint32_t bytes) {
