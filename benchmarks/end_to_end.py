@@ -22,8 +22,8 @@ from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
 from ort_moe.benchmarking import Benchmark
 from ort_moe.benchmarking.plot import check_plot, write_plot
-from ort_moe.session import CPU, CUDA
-from ort_moe.wording import counted
+from ort_moe.printing.wording import counted
+from ort_moe.running.session import CPU, CUDA
 
 GEOMETRY = (128, 8, 2048, 768)
 """E, K, H and I of Qwen3-30B-A3B."""

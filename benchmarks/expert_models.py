@@ -15,9 +15,9 @@ from typing import Any, Literal
 import onnx
 from onnx import TensorProto, helper
 
-from ort_moe.experts_config import ExpertsConfig
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 
 SWIGLU: dict[str, AttributeValue] = {"activation": "silu", "gated": 1, "gate_layout": "interleaved"}
 ROUTER: dict[str, AttributeValue] = {"score": "softmax", "normalize": 1}

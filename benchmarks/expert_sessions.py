@@ -16,7 +16,7 @@ import torch
 from benchmarks.expert_models import Model, cycle_model, stack_model
 from benchmarks.expert_stack import Experts, Stack
 from benchmarks.timing import TORCH_TYPES
-from ort_moe.library import register
+from ort_moe.installation.library import register
 
 
 class Cycle:

@@ -15,8 +15,8 @@ from benchmarks.expert_loads import draw_logits
 from benchmarks.expert_models import ROUTER, Shape, global_scale, pack_along_rows
 from benchmarks.timing import TORCH_TYPES
 from ort_moe import kernels
-from ort_moe.experts_config import ExpertsConfig
-from ort_moe.router_config import RouterConfig
+from ort_moe.ops.experts_config import ExpertsConfig
+from ort_moe.ops.router_config import RouterConfig
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2}
 """What the norm of our error may be beside the norm of the answer, of one token too."""

@@ -29,7 +29,7 @@ from benchmarks.expert_models import Model, Shape, global_scale, stack_model
 from benchmarks.exported_layer import copied_bytes, exported_model
 from benchmarks.output import publish
 from ort_moe.benchmarking.machine import processor
-from ort_moe.library import register
+from ort_moe.installation.library import register
 
 TOKENS = (1, 4, 16, 64, 256)
 EXPORTED = "exported graph"

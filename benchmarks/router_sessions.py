@@ -115,7 +115,7 @@ def _runner(buffers: Buffers, *, fused: bool) -> Callable[[], None]:
     """Runs a session of the routers as a CUDA graph."""
     import onnxruntime
 
-    from ort_moe.library import register
+    from ort_moe.installation.library import register
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -10,9 +10,9 @@ from benchmarks.peers import SGLANG, SGLANG_TRITON, VLLM
 from benchmarks.timing import SPACING, TORCH_TYPES
 from ort_moe import kernels
 from ort_moe.ops import ROUTING_MAPS, AttributeValue
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.fused_router import fused_router
 from ort_moe.reference.routing_maps import routing_maps
-from ort_moe.router_config import RouterConfig
 
 TOKENS = (1, 4, 64, 1024, 8192)
 MAX_LAUNCHES = 500

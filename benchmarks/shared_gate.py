@@ -27,8 +27,8 @@ from benchmarks import command, timing
 from benchmarks.moving import moving_time
 from benchmarks.output import beside_peer
 from ort_moe import kernels
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.shared_gate_router import shared_gate_router
-from ort_moe.router_config import RouterConfig
 
 EXPERTS, CHOSEN, HIDDEN = 512, 10, 4096
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)

@@ -10,7 +10,7 @@ import torch
 from benchmarks.timing import TORCH_TYPES
 from benchmarks.training_works import Work
 from ort_moe.kernels import training
-from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
+from ort_moe.ops.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 
 BUFFER_BYTES = 600 << 20  # of all buffers of a graph: many times the L2 cache
 COEFF = 1e-2

@@ -117,7 +117,7 @@ def contrib_outcome(fixture: Fixture) -> str:
     """Rewrite the fixture for `contrib` and say what became of its block: the node's type, or why there is none."""
     import onnx_ir as ir
 
-    from ort_moe.node_kinds import is_contrib_moe
+    from ort_moe.graphs.node_kinds import is_contrib_moe
     from ort_moe.rewrites import rewrite
 
     model = ir.load(fixture.path)

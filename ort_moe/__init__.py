@@ -12,14 +12,11 @@ looks at the installation. `register` and `library_path` are for people who crea
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 
 TYPE_CHECKING = False  # importing typing for it would cost more than the rest of this file
 if TYPE_CHECKING:
     from ort_moe.benchmarking import bench
-    from ort_moe.decode_loop import DecodeLoop
-    from ort_moe.doctor import diagnose
+    from ort_moe.diagnosis.doctor import diagnose
     from ort_moe.errors import (
         DecodeError,
         EnvironmentUnfitError,
@@ -28,13 +25,14 @@ if TYPE_CHECKING:
         OutputError,
         VerificationError,
     )
-    from ort_moe.explanation import explain
     from ort_moe.exporting.export import export
-    from ort_moe.inspection import inspect
-    from ort_moe.library import library_path, register
-    from ort_moe.optimization import optimize
-    from ort_moe.schemas import register_schemas
-    from ort_moe.session import session
+    from ort_moe.inspection.explain import explain
+    from ort_moe.inspection.inspect import inspect
+    from ort_moe.installation.library import library_path, register
+    from ort_moe.ops.schemas import register_schemas
+    from ort_moe.optimization.optimize import optimize
+    from ort_moe.running.decode_loop import DecodeLoop
+    from ort_moe.running.session import session
     from ort_moe.verification import verify
 
 __all__ = [
@@ -61,22 +59,22 @@ __all__ = [
 # Loaded on first use: `import ort_moe` must cost nothing.
 _MODULE_OF = {
     "DecodeError": "ort_moe.errors",
-    "DecodeLoop": "ort_moe.decode_loop",
+    "DecodeLoop": "ort_moe.running.decode_loop",
     "EnvironmentUnfitError": "ort_moe.errors",
     "ModelError": "ort_moe.errors",
     "OrtMoeError": "ort_moe.errors",
     "OutputError": "ort_moe.errors",
     "VerificationError": "ort_moe.errors",
     "bench": "ort_moe.benchmarking",
-    "diagnose": "ort_moe.doctor",
-    "explain": "ort_moe.explanation",
+    "diagnose": "ort_moe.diagnosis.doctor",
+    "explain": "ort_moe.inspection.explain",
     "export": "ort_moe.exporting.export",
-    "inspect": "ort_moe.inspection",
-    "library_path": "ort_moe.library",
-    "optimize": "ort_moe.optimization",
-    "register": "ort_moe.library",
-    "register_schemas": "ort_moe.schemas",
-    "session": "ort_moe.session",
+    "inspect": "ort_moe.inspection.inspect",
+    "library_path": "ort_moe.installation.library",
+    "optimize": "ort_moe.optimization.optimize",
+    "register": "ort_moe.installation.library",
+    "register_schemas": "ort_moe.ops.schemas",
+    "session": "ort_moe.running.session",
     "verify": "ort_moe.verification",
 }
 
@@ -95,14 +93,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps a submodule from taking the place of the function of its name, as importing `ort_moe.session` would."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ort_moe.choices import TARGETS, check_choice
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_contrib_moe, is_experts, is_shared_gate_router
+from ort_moe.graphs.node_kinds import is_contrib_moe, is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.canonicalize import canonicalize, clean_up, name_nodes, put_in_order, spell_standard_domain

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import integer, is_op
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.node_kinds import experts_inputs, is_experts
+from ort_moe.files.streamed_tensor import Array, entry_of, let_go
+from ort_moe.files.weights_file import WeightsFile
+from ort_moe.graphs.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
 from ort_moe.packing.integers import BLOCK_SIZES
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
@@ -20,8 +22,6 @@ from ort_moe.rewrites.experts.sites import ExpertsSite
 from ort_moe.rewrites.functions import attach_functions, drop_unread_functions
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.values import FLOATS, dim
-from ort_moe.streamed_tensor import Array, entry_of, let_go
-from ort_moe.weights_file import WeightsFile
 
 
 @dataclass(frozen=True)

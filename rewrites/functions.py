@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_experts, is_shared_gate_router
+from ort_moe.graphs.node_kinds import is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, SHARED_GATE_ROUTER, VERSION, Op
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.rewrites.experts import body
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.values import dim
-from ort_moe.router_config import RouterConfig
 
 OLDEST_OPSET = 13
 """Oldest standard operator set in which the bodies can be written (axes of ReduceSum as an input)."""

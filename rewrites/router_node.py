@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_router as is_router  # beside Router, for all who read one
+from ort_moe.graphs.node_kinds import is_router as is_router  # beside Router, for all who read one
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.values import Array, dim
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 
 if TYPE_CHECKING:
     import onnx

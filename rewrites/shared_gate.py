@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import experts_inputs, is_experts, is_shared_gate_router
+from ort_moe.graphs.node_kinds import experts_inputs, is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, SHARED_GATE_ROUTER, VERSION
 from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.experts.node import Writer

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.reference.fused_experts import ExpertLayer, activate, dense_weights
 
 Float64Array = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import FUSED_EXPERTS, ROUTING_MAPS, AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, fused_experts
 from ort_moe.reference.routing_maps import routing_maps

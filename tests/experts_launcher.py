@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe import kernels
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import ROUTING_MAPS
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.reference.fused_experts import ExpertLayer
 from tests.device_arrays import DeviceArray, poisoned
 from tests.experts_cases import ExpertsCase

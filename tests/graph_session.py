@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from ort_moe.session import CPU, CUDA, session
+from ort_moe.running.session import CPU, CUDA, session
 
 RUNS_UNTIL_CAPTURED = 3
 

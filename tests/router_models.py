@@ -78,7 +78,7 @@ def router_session(model: onnx.ModelProto, providers: Sequence[str] = ("CPUExecu
     """An ORT session of the model with our kernels."""
     import onnxruntime
 
-    from ort_moe.library import register
+    from ort_moe.installation.library import register
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors reach the test as exceptions

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS, ROUTER_SCORES, AttributeValue
+from ort_moe.ops.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 from ort_moe.reference.aux_loss import aux_loss, aux_loss_grad
 from ort_moe.reference.router_probs import bitmap, router_probs, router_probs_grad
 from ort_moe.reference.router_scores import router_scores, router_scores_grad
-from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 from tests import device_arrays, host_arrays
 from tests.pairwise import pairwise
 from tests.router_cases import DTYPES, random_logits

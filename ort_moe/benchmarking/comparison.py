@@ -14,18 +14,18 @@ from ort_moe.benchmarking.machine import free_host_bytes, gpu_name, processor_na
 from ort_moe.benchmarking.measurement import Order, Point
 from ort_moe.benchmarking.result import AS_GIVEN, Benchmark, Timing, Variant
 from ort_moe.choices import WEIGHTS, check_choice
-from ort_moe.environment import require_onnxruntime
 from ort_moe.errors import ModelError, OrtMoeError
-from ort_moe.graph_capture import in_words
-from ort_moe.model_optimization import Settings
-from ort_moe.printable import byte_size, plain
-from ort_moe.session import CPU, CUDA, default_providers, require_providers
+from ort_moe.graphs.graph_capture import in_words
+from ort_moe.installation.environment import require_onnxruntime
+from ort_moe.optimization.optimize_model import Settings
+from ort_moe.printing.printable import byte_size, plain
+from ort_moe.running.session import CPU, CUDA, default_providers, require_providers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ort_moe.inspection import Inspection
-    from ort_moe.report import Report
+    from ort_moe.inspection.inspect import Inspection
+    from ort_moe.optimization.report import Report
 
 TOKENS = (1, 64)
 """A decode step and a prompt."""
@@ -74,8 +74,8 @@ def bench(
     """
     import numpy as np
 
-    from ort_moe.model_io import load_model
-    from ort_moe.model_path import model_file
+    from ort_moe.files.model_io import load_model
+    from ort_moe.files.model_path import model_file
     from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
     from ort_moe.verification.signatures import check_signatures
 
@@ -126,7 +126,7 @@ def _chosen_provider(asked: Sequence[str] | None, available: Sequence[str]) -> s
         EnvironmentUnfitError: One, or our library, is not there.
         ValueError: It is another than CUDA's or the CPU's.
     """
-    from ort_moe.library import library_path
+    from ort_moe.installation.library import library_path
 
     library_path()
     chosen = default_providers(available) if asked is None else list(asked)
@@ -138,7 +138,7 @@ def _chosen_provider(asked: Sequence[str] | None, available: Sequence[str]) -> s
 
 def _made(name: str, source: str | os.PathLike[str], order: Order, settings: Settings) -> Variant:
     """Optimises the model into a temporary folder, and measures what that gives."""
-    from ort_moe.model_optimization import optimize_model
+    from ort_moe.optimization.optimize_model import optimize_model
 
     variant = Variant(name, None, "impossible")
     with tempfile.TemporaryDirectory(prefix="ort-moe-") as folder:
@@ -171,8 +171,8 @@ def _obstacles(report: Report) -> Iterator[str]:
 
 def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> Variant:
     """The variant with what was measured of the model at `path`; `failed` where nothing was."""
-    from ort_moe.inspection import inspect
-    from ort_moe.model_io import load_model
+    from ort_moe.files.model_io import load_model
+    from ort_moe.inspection.inspect import inspect
     from ort_moe.verification.sample_inputs import Shape, beyond_cache, fixed_tokens
 
     seen = inspect(path)

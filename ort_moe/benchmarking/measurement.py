@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.benchmarking.machine import most_host_bytes, used_gpu_bytes
-from ort_moe.bound_run import BoundRun
-from ort_moe.environment import runtime_message
 from ort_moe.errors import ModelError
-from ort_moe.fixed_buffer import Device, FixedBuffer, TensorType
-from ort_moe.session import CPU, CUDA, Provider, session
-from ort_moe.shared_state import cache_lengths, copied_state, fixed_state
+from ort_moe.graphs.shared_state import cache_lengths, copied_state, fixed_state
+from ort_moe.installation.environment import runtime_message
+from ort_moe.running.bound_run import BoundRun
+from ort_moe.running.fixed_buffer import Device, FixedBuffer, TensorType
+from ort_moe.running.session import CPU, CUDA, Provider, session
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -97,7 +97,7 @@ def measure(order: Order) -> Measurement:
         ModelError: The model cannot be read, or ONNX Runtime does not take it.
         EnvironmentUnfitError: The provider does not start.
     """
-    from ort_moe.model_io import load_model
+    from ort_moe.files.model_io import load_model
     from ort_moe.verification.sample_inputs import Shape
 
     on_cuda = order.provider == CUDA
@@ -146,7 +146,7 @@ def _start(provider: str) -> None:
 
 def _read_files(path: str, model: ir.Model) -> None:
     """Reads a model and its weights, so that all models are loaded from the system's cache, not one from the disk."""
-    from ort_moe.model_io import data_files
+    from ort_moe.files.model_io import data_files
 
     buffer = bytearray(_CHUNK)
     for each in (Path(path), *data_files(model).values()):

@@ -32,7 +32,7 @@ def check_plot(path: str | os.PathLike[str], *, source: str | os.PathLike[str]) 
         EnvironmentUnfitError: matplotlib is not there.
         OutputError: It cannot be written there.
     """
-    from ort_moe.side_file import check_side_file
+    from ort_moe.files.side_file import check_side_file
 
     try:
         import matplotlib.figure  # noqa: F401
@@ -51,7 +51,7 @@ def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
     check_plot(path, source=benchmark.source)
     from matplotlib.figure import Figure
 
-    from ort_moe.side_file import write_side_file
+    from ort_moe.files.side_file import write_side_file
 
     shown = [variant for variant in benchmark.variants if variant.measured]
     names = [variant.name for variant in shown]

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.printable import Printable, byte_size, table
-from ort_moe.session import CPU
-from ort_moe.wording import counted
+from ort_moe.printing.printable import Printable, byte_size, table
+from ort_moe.printing.wording import counted
+from ort_moe.running.session import CPU
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and 
 
 def providers_of(name: Provider) -> tuple[str, ...]:
     """As the API and ONNX Runtime call them; behind CUDA, the CPU has what CUDA does not run."""
-    from ort_moe.session import CPU, CUDA, ON_CPU
+    from ort_moe.running.session import CPU, CUDA, ON_CPU
 
     return ON_CPU if name == "cpu" else (CUDA, CPU)
 

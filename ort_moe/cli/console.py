@@ -20,7 +20,7 @@ _PATIENCE = 1.0
 
 def show(result: RenderableType, *, on_stderr: bool = False) -> None:
     """Prints a result: drawn on a terminal, as plain text elsewhere, whose tables fit in COLUMNS where that is set."""
-    from ort_moe.printable import PLAIN_WIDTH, plain
+    from ort_moe.printing.printable import PLAIN_WIDTH, plain
 
     console = _console(sys.stderr if on_stderr else sys.stdout)
     if console.is_terminal:

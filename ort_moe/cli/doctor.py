@@ -14,7 +14,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     ONNX Runtime and its wheels, CUDA and its driver, our library, and each operator.
     """
-    from ort_moe.doctor import diagnose
+    from ort_moe.diagnosis.doctor import diagnose
 
     diagnosis = diagnose()
     if as_json:

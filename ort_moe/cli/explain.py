@@ -20,7 +20,7 @@ def explain(
 
     With a stable code, the node, its other consumers and a way out.
     """
-    from ort_moe.explanation import explain as run
+    from ort_moe.inspection.explain import explain as run
 
     with progress(f"reading {model}"):
         explanation = run(model, target=target)

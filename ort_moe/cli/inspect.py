@@ -21,8 +21,8 @@ def inspect(
     Layers, experts and router arithmetic, the experts' weights and the bytes that a token reads of them, and what
     keeps the model out of a CUDA graph.
     """
-    from ort_moe.inspection import Changes
-    from ort_moe.inspection import inspect as run
+    from ort_moe.inspection.inspect import Changes
+    from ort_moe.inspection.inspect import inspect as run
 
     with progress(f"reading {model}"):
         result = run(model) if other is None else Changes(run(model), run(other))

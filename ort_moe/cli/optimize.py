@@ -76,7 +76,7 @@ def optimize(
     if report is not None:
         _check_report(report, model, output, external_data)
 
-    from ort_moe.optimization import optimize as run
+    from ort_moe.optimization.optimize import optimize as run
 
     try:
         with progress(f"optimising {model}"):
@@ -117,7 +117,7 @@ def _check_packing(weights: Weights, block_size: int | None, zero_points: bool) 
 def _check_report(path: Path, model: Path, output: Path | None, external_data: str) -> None:
     """Looks whether the report can be written there, before work is put into the model."""
     from ort_moe.errors import OutputError
-    from ort_moe.side_file import check_side_file
+    from ort_moe.files.side_file import check_side_file
 
     if model.is_dir():
         for folder in (model, output):
@@ -130,7 +130,7 @@ def _check_report(path: Path, model: Path, output: Path | None, external_data: s
 
 
 def _write_report(path: Path, document: dict[str, object]) -> None:
-    from ort_moe.side_file import write_side_file
+    from ort_moe.files.side_file import write_side_file
 
     text = json.dumps(document, indent=2) + "\n"
     write_side_file(path, "report", lambda staged: staged.write_text(text, encoding="utf-8"))

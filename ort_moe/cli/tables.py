@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 def ops(name: Annotated[str | None, typer.Argument(metavar="NAME", help="One operator, in full.")] = None) -> None:
     """List the operators, or show one."""
-    from ort_moe.printable import table
+    from ort_moe.printing.printable import table
 
     if name is not None:
         _print_op(_find(OPS, name, "operator"))
@@ -30,7 +30,7 @@ def rules(name: Annotated[str | None, typer.Argument(metavar="NAME", help="One r
     """List the rewrite rules, or show one."""
     from rich.text import Text
 
-    from ort_moe.printable import table
+    from ort_moe.printing.printable import table
     from ort_moe.rewrites import RULES
 
     if name is not None:
@@ -53,7 +53,7 @@ def _print_op(op: Op) -> None:
     from rich.markdown import Markdown
     from rich.text import Text
 
-    from ort_moe.printable import table
+    from ort_moe.printing.printable import table
 
     show(Text(f"{DOMAIN}::{op.name}, version {VERSION}\n", style="bold"))
     show(Markdown(op.doc))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_moe.errors import ModelError
-from ort_moe.wording import counted
+from ort_moe.printing.wording import counted
 
 CONFIG = "config.json"
 _SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -14,9 +14,9 @@ from ort_moe.choices import PRECISIONS, Precision, check_choice
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.exporting.checkpoint import Checkpoint
 from ort_moe.exporting.requirements import require_exporter
-from ort_moe.printable import Printable, byte_size
-from ort_moe.staged_folder import StagedFolder, check_folder
-from ort_moe.wording import counted
+from ort_moe.files.staged_folder import StagedFolder, check_folder
+from ort_moe.printing.printable import Printable, byte_size
+from ort_moe.printing.wording import counted
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.weights_file import WeightsFile
+from ort_moe.files.weights_file import WeightsFile
 
 _INLINE = 1024
 """Bytes of a tensor up to which it stays in the graph's own file."""

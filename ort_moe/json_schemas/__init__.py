@@ -11,12 +11,12 @@ from typing import Any
 
 from ort_moe.benchmarking.result import SCHEMA as BENCH
 from ort_moe.choices import TARGETS
-from ort_moe.doctor import SCHEMA as DOCTOR
-from ort_moe.explanation import SCHEMA as EXPLAIN
-from ort_moe.folder_report import SCHEMA as FOLDER
-from ort_moe.inspection import SCHEMA as INSPECT
+from ort_moe.diagnosis.doctor import SCHEMA as DOCTOR
+from ort_moe.inspection.explain import SCHEMA as EXPLAIN
+from ort_moe.inspection.inspect import SCHEMA as INSPECT
 from ort_moe.ops import FUSED_EXPERTS, FUSED_ROUTER, Attribute
-from ort_moe.report import SCHEMA as REPORT
+from ort_moe.optimization.folder_report import SCHEMA as FOLDER
+from ort_moe.optimization.report import SCHEMA as REPORT
 from ort_moe.verification.result import SCHEMA as VERIFY
 
 Schema = dict[str, Any]

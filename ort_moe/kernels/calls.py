@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ort_moe.library import library_path
+from ort_moe.installation.library import library_path
 from ort_moe.ops import ACTIVATION_TYPES, ROUTING_MAPS, Op
 
 MAPS = tuple(tensor.name for tensor in ROUTING_MAPS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.kernels.calls import MAPS, RoutingMaps, addresses, choice_number, dtype_number, launch, scratch_bytes
 from ort_moe.ops import FUSED_EXPERTS
+from ort_moe.ops.experts_config import ExpertsConfig
 
 
 @dataclass(frozen=True)

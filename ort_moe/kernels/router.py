@@ -6,7 +6,7 @@ import ctypes
 
 from ort_moe.kernels.calls import MAPS, RoutingMaps, addresses, choice_number, dtype_number, launch, scratch_bytes
 from ort_moe.ops import FUSED_ROUTER
-from ort_moe.router_config import RouterConfig
+from ort_moe.ops.router_config import RouterConfig
 
 
 class _FusedRouterCall(ctypes.Structure):

@@ -12,8 +12,8 @@ from typing import Any
 
 from ort_moe.kernels.calls import choice_number, dtype_number, launch_or_run, scratch_bytes
 from ort_moe.ops import AUX_LOSS, ROUTER_PROBS, ROUTER_SCORES
-from ort_moe.router_config import RouterConfig
-from ort_moe.training_config import AuxLossConfig, RouterScoresConfig
+from ort_moe.ops.router_config import RouterConfig
+from ort_moe.ops.training_config import AuxLossConfig, RouterScoresConfig
 
 MAP_FORMATS = ("byte", "bit")
 """How a map is stored: one byte an expert, (T, E), 0 or 1; or one bit, (T, ceil(E / 8)), expert e in bit e mod 8 of
@@ -77,7 +77,7 @@ def router_probs(
     """Launches RouterProbs.
 
     Args:
-        config: The op's attributes, of `ort_moe.training_config.router_probs_config`.
+        config: The op's attributes, of `ort_moe.ops.training_config.router_probs_config`.
         rows: T; 0 launches nothing.
         experts: E.
         dtype: Type of logits and probs: `float`, `float16` or `bfloat16`.
@@ -125,7 +125,7 @@ def router_probs_grad(
     """Launches the gradient of RouterProbs.
 
     Args:
-        config: The op's attributes, of `ort_moe.training_config.router_probs_config`.
+        config: The op's attributes, of `ort_moe.ops.training_config.router_probs_config`.
         rows: T; 0 launches nothing.
         experts: E.
         dtype: Type of the logits and of both gradients: `float`, `float16` or `bfloat16`.

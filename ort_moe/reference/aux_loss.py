@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.training_config import AuxLossConfig
 from ort_moe.reference.dtypes import check_activation
 from ort_moe.reference.float_math import Float32Array, ordered_sum
-from ort_moe.training_config import AuxLossConfig
 
 _OP = "AuxLoss"
 _COUNT_DTYPES = (np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32))

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.dtypes import check_activation, check_array
 

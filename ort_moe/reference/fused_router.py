@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference import float_math
 from ort_moe.reference.float_math import Float32Array, ordered_key, ordered_sum
 from ort_moe.reference.router_arguments import RouterArguments, check_router_arguments
-from ort_moe.router_config import RouterConfig
 
 Float64Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int32]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.dtypes import check_activation, check_array
-from ort_moe.router_config import RouterConfig
 
 
 @dataclass(frozen=True)

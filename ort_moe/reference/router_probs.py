@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.router_config import RouterConfig
+from ort_moe.ops.training_config import check_router_probs, router_probs_config
 from ort_moe.reference import float_math
 from ort_moe.reference.dtypes import check_activation, check_array
 from ort_moe.reference.float_math import Float32Array, ordered_sum
 from ort_moe.reference.fused_router import fused_router
-from ort_moe.router_config import RouterConfig
-from ort_moe.training_config import check_router_probs, router_probs_config
 
 BoolArray = npt.NDArray[np.bool_]
 _OP = "RouterProbs"

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_moe.ops import AttributeValue
+from ort_moe.ops.training_config import RouterScoresConfig
 from ort_moe.reference.dtypes import check_activation, check_array
 from ort_moe.reference.float_math import ordered_sum
 from ort_moe.reference.router_probs import (
@@ -18,7 +19,6 @@ from ort_moe.reference.router_probs import (
     score_of,
     soft_capped,
 )
-from ort_moe.training_config import RouterScoresConfig
 
 _OP = "RouterScores"
 

@@ -13,7 +13,8 @@ import torch
 
 from ort_moe.kernels import training
 from ort_moe.ops import AUX_LOSS, ROUTER_PROBS, ROUTER_SCORES, AttributeValue, Op
-from ort_moe.router_config import RouterConfig
+from ort_moe.ops.router_config import RouterConfig
+from ort_moe.ops.training_config import AuxLossConfig, RouterScoresConfig, check_router_probs, router_probs_config
 from ort_moe.torch.tensors import (
     COUNT_TYPES,
     address,
@@ -26,7 +27,6 @@ from ort_moe.torch.tensors import (
     sizes,
     where,
 )
-from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, check_router_probs, router_probs_config
 
 PROBS_ATTRIBUTES = (*(attribute.name for attribute in ROUTER_PROBS.attributes), "map_format")
 """What follows the tensors of router_probs."""

@@ -53,7 +53,7 @@ def _node(op: Op, inputs: Sequence[Any], attributes: dict[str, Any], wanted: Seq
     """A node with these outputs and those before the last of them: the exporter names every output."""
     from onnxscript import values
 
-    from ort_moe.schemas import schema_of
+    from ort_moe.ops.schemas import schema_of
 
     last = max(i for i, output in enumerate(op.outputs) if output.name in wanted)
     schema = schema_of(replace(op, outputs=op.outputs[: last + 1]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_contrib_moe
+from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.verification.packed_reference import from_original, is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.site import MOST_ROWS_BY_BODY, SiteCheck, has_body, names_in

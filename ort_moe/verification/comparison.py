@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.model_path import model_file
-from ort_moe.node_kinds import is_contrib_moe, is_experts
+from ort_moe.files.model_path import model_file
+from ort_moe.graphs.node_kinds import is_contrib_moe, is_experts
 from ort_moe.ops import DOMAIN
-from ort_moe.session import ON_CPU, Provider, provider_names
+from ort_moe.running.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import experts_inputs, is_experts
+from ort_moe.graphs.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.verification.packed_reference import distance, from_original, meant, packed_since
 from ort_moe.verification.runnable_model import Run, RunnableModel

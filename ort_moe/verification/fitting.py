@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ort_moe.expert_weights import copied_per_choice
+from ort_moe.graphs.expert_weights import copied_per_choice
 from ort_moe.verification.sample_inputs import Shape
 
 if TYPE_CHECKING:

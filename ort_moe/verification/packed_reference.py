@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.node_kinds import experts_inputs, is_experts
+from ort_moe.graphs.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import CONVERTED_FROM
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def meant(node: ir.Node, feeds: Mapping[str, Any]) -> npt.NDArray[np.float64]:
 
 
 def _layer(node: ir.Node, name: str, expert: int) -> Any:
+    from ort_moe.files.streamed_tensor import entry_of
     from ort_moe.reference.fused_experts import ExpertLayer
-    from ort_moe.streamed_tensor import entry_of
 
     given = experts_inputs(node)
     parts = {}

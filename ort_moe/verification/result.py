@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ort_moe.printable import Printable, table
+from ort_moe.printing.printable import Printable, table
 from ort_moe.verification.sample_inputs import Shape
 from ort_moe.verification.site import SiteCheck, Status
 

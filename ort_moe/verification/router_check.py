@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.node_kinds import is_router, is_shared_gate_router
+from ort_moe.graphs.node_kinds import is_router, is_shared_gate_router
+from ort_moe.printing.wording import counted
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import (
     RUNS_NOWHERE,
@@ -20,7 +21,6 @@ from ort_moe.verification.site import (
     ways_to_run,
 )
 from ort_moe.verification.tolerance import Tolerance, by_expert, coarseness, coarsest, favoured, relative_difference
-from ort_moe.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.environment import load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.model_io import load_model
-from ort_moe.session import CUDA, ON_CPU, Provider, provider_names
+from ort_moe.files.model_io import load_model
+from ort_moe.installation.environment import load_cuda_libraries, require_onnxruntime, runtime_message
+from ort_moe.running.session import CUDA, ON_CPU, Provider, provider_names
 from ort_moe.verification.sample_inputs import Feeds
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def open_session(
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
     if with_library:
-        from ort_moe.library import register
+        from ort_moe.installation.library import register
 
         register(options)
     try:
@@ -207,7 +207,7 @@ def _keep_gathers_narrow(graph: onnx.GraphProto) -> None:
 
 def library_is_there() -> bool:
     """Whether our kernels can be used; where not, our nodes run by the standard operators that come with them."""
-    from ort_moe.library import library_path
+    from ort_moe.installation.library import library_path
 
     try:
         library_path()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
-from ort_moe.shared_state import cache_lengths
-from ort_moe.wording import counted
+from ort_moe.graphs.shared_state import cache_lengths
+from ort_moe.printing.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import FUSED_EXPERTS, AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.contrib_experts.layers import (
     Given,
     Parts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_contrib_moe
+from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.ops import AttributeValue
 from ort_moe.packing import fp8, mxfp4, nvfp4
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, given_inputs, read

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import is_contrib_moe
+from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
 from ort_moe.rewrites.contrib_experts.masked_choice import MaskedChoice, read_masked_choice

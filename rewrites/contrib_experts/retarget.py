@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.contrib_experts.write import NO_FORM, plan, plan_all, write
 from ort_moe.rewrites.experts.sites import ExpertsSite

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.files.streamed_tensor import StreamedTensor, entry_of, let_go
 from ort_moe.rewrites.experts.constants import read_initializer, require_unread
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import Array
-from ort_moe.streamed_tensor import StreamedTensor, entry_of, let_go
 
 
 @dataclass(frozen=True)

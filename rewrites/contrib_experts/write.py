@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB, experts_inputs, is_experts
+from ort_moe.graphs.node_kinds import CONTRIB, experts_inputs, is_experts
 from ort_moe.ops import ROUTING_MAPS, AttributeValue
 from ort_moe.rewrites.contrib_experts.sources import (
     Source,

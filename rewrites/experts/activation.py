@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.ops import AttributeValue
 from ort_moe.rewrites.experts.halves import Half, read_half
 from ort_moe.rewrites.experts.tokens import named, plain

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, ROUTING_MAPS, VERSION, AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.experts.body_float8 import Float8Body
 from ort_moe.rewrites.experts.body_steps import Body
 from ort_moe.rewrites.experts.body_weights import is_portable, stored_sizes

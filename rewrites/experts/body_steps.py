@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.experts.body_weights import Matrices
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.packing import arrays
 from ort_moe.rewrites.values import dim
 

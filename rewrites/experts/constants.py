@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.files.streamed_tensor import entry_of, let_go
 from ort_moe.rewrites.fixed_lengths import cuts
 from ort_moe.rewrites.rule import Mismatch, Refusal
 from ort_moe.rewrites.values import (
@@ -25,7 +26,6 @@ from ort_moe.rewrites.values import (
     is_op,
     label,
 )
-from ort_moe.streamed_tensor import entry_of, let_go
 
 
 @dataclass(frozen=True)

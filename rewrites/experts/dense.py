@@ -13,6 +13,7 @@ from collections import deque
 
 import onnx_ir as ir
 
+from ort_moe.printing.wording import counted
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack, read_bias, read_stack
 from ort_moe.rewrites.experts.sums import expert_sum, experts_type, rounded_sum
@@ -41,7 +42,6 @@ from ort_moe.rewrites.values import (
     rank,
     through,
 )
-from ort_moe.wording import counted
 
 RULE = RuleInfo(
     "experts-dense",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import CONTRIB
+from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.rewrites.experts.constants import Constant, read_constant
 from ort_moe.rewrites.experts.layer import Stack, read_matrices, read_vectors
 from ort_moe.rewrites.rule import Refusal

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.experts_config import ExpertsConfig
-from ort_moe.node_kinds import is_experts
+from ort_moe.files.streamed_tensor import StreamedTensor
+from ort_moe.graphs.node_kinds import is_experts
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant, require_unread
 from ort_moe.rewrites.names import Names, take_over
@@ -18,7 +19,6 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
 from ort_moe.rewrites.values import INDICES, consumers, dim, is_op, label, rank, through_casts
-from ort_moe.streamed_tensor import StreamedTensor
 
 FORM = f"{DOMAIN}.form"
 """Key in a node's `metadata_props`: the rule that made it. It stays in the optimised model."""

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.node_kinds import experts_inputs
+from ort_moe.graphs.node_kinds import experts_inputs
 from ort_moe.ops import FUSED_EXPERTS, SCALED
 from ort_moe.rewrites.computed_shapes import Length, follow, looked_up, target_entries
 from ort_moe.rewrites.experts.node import Writer

@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ort_moe.node_kinds import experts_inputs, is_contrib_moe, is_experts
+from ort_moe.graphs.node_kinds import experts_inputs, is_contrib_moe, is_experts
 from ort_moe.ops import AttributeValue
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion

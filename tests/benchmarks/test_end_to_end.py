@@ -14,7 +14,7 @@ import ort_moe
 from benchmarks import end_to_end
 from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
-from ort_moe.inspection import inspect
+from ort_moe.inspection.inspect import inspect
 
 SMALL = Shape(6, 3, 64, 32, "dense", "float")
 

@@ -51,7 +51,7 @@ def run(model: Model, values: dict[str, Array]) -> dict[str, Array]:
     """The outputs of a model; `values` has its inputs and constants."""
     import onnxruntime
 
-    from ort_moe.library import register
+    from ort_moe.installation.library import register
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from ort_moe import kernels
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.ops import FUSED_ROUTER
-from ort_moe.router_config import RouterConfig
+from ort_moe.ops.experts_config import ExpertsConfig
+from ort_moe.ops.router_config import RouterConfig
 from tests.chain_models import Array, Chain
 from tests.custom_ops.test_fused_experts_cuda import bit_cases, launch
 from tests.custom_ops.test_routing_maps_cuda import route, softmax_case

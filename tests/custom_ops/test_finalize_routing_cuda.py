@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ort_moe import kernels
 from ort_moe.ops import FUSED_ROUTER
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.finalize_routing import finalize_routing
 from ort_moe.reference.routing_maps import routing_maps
-from ort_moe.router_config import RouterConfig
 from tests.device_arrays import DeviceArray, DeviceMaps, poisoned
 from tests.finalize_cases import CHOICES, FinalizeCase, finalize_cases
 from tests.op_models import assert_same_bits, run_op

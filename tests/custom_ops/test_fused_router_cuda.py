@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from ort_moe import kernels
 from ort_moe.ops import FUSED_ROUTER
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.fused_router import fused_router
-from ort_moe.router_config import RouterConfig
 from tests.device_arrays import DeviceArray, poisoned
 from tests.router_cases import DTYPES, TEXTURES, RouterCase, router_cases
 from tests.router_models import case_model, router_session, run_router

@@ -9,7 +9,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from ort_moe import library
+from ort_moe.installation import library
 from tests.router_models import router_model
 
 SOFTMAX: dict[str, Any] = {"k": 2, "score": "softmax"}

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from ort_moe import kernels
 from ort_moe.ops import FUSED_ROUTER, ROUTING_MAPS
+from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.routing_maps import RoutingMaps, routing_maps
-from ort_moe.router_config import RouterConfig
 from tests.device_arrays import DeviceArray, DeviceMaps, poisoned
 from tests.op_models import assert_same_bits, op_model, op_session
 from tests.router_cases import DTYPES, RouterCase, router_cases

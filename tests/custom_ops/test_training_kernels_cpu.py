@@ -11,8 +11,8 @@ import pytest
 
 from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS
+from ort_moe.ops.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 from ort_moe.reference.router_probs import bitmap, router_probs
-from ort_moe.training_config import AuxLossConfig, RouterScoresConfig, router_probs_config
 from tests.op_models import assert_same_bits
 from tests.training_cases import (
     ON_HOST,

@@ -14,8 +14,8 @@ import pytest
 
 from ort_moe.kernels import training
 from ort_moe.ops import ROUTER_PROBS
+from ort_moe.ops.training_config import router_probs_config
 from ort_moe.reference.router_probs import bitmap, router_probs
-from ort_moe.training_config import router_probs_config
 from tests.device_arrays import DeviceArray, poisoned
 from tests.op_models import Array, assert_same_bits
 from tests.router_cases import DTYPES

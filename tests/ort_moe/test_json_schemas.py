@@ -14,8 +14,8 @@ import models.fixtures
 import ort_moe
 from docs.code_examples import EXAMPLES
 from ort_moe import json_schemas
-from ort_moe.explanation import Explanation
-from ort_moe.inspection import Changes
+from ort_moe.inspection.explain import Explanation
+from ort_moe.inspection.inspect import Changes
 from ort_moe.json_schemas import SCHEMAS
 from ort_moe.rewrites import rewrite
 from tests.ort_moe.tiny_models import fused, original, save

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ort_moe import kernels
-from ort_moe.experts_config import ExpertsConfig
 from ort_moe.kernels import calls, training
-from ort_moe.router_config import RouterConfig
-from ort_moe.training_config import RouterScoresConfig
+from ort_moe.ops.experts_config import ExpertsConfig
+from ort_moe.ops.router_config import RouterConfig
+from ort_moe.ops.training_config import RouterScoresConfig
 
 CONFIG = RouterConfig.from_attributes({"k": 2, "score": "softmax"})
 CALL: dict[str, Any] = {"rows": 1, "experts": 8, "logits": 0, "weights": 0, "indices": 0}

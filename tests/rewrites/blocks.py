@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import numpy_helper
 
-from ort_moe import library
+from ort_moe.installation import library
 from ort_moe.rewrites import RewriteResult, Site, rewrite
 
 HIDDEN, EXPERTS, K, TOKENS = 4, 8, 2, 33

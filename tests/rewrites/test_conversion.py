@@ -11,12 +11,12 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from ort_moe.files.streamed_tensor import StreamedTensor
+from ort_moe.files.weights_file import WeightsFile
 from ort_moe.packing.pieces import Packing
 from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.conversion import Conversion, convert_experts
-from ort_moe.streamed_tensor import StreamedTensor
 from ort_moe.verification.packed_reference import is_converted, meant
-from ort_moe.weights_file import WeightsFile
 from tests.experts_cases import ExpertsCase
 from tests.op_models import op_model
 from tests.rewrites.experts.test_subgraphs import INSIDE, with_body

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from hypothesis import assume, given, settings
 
-from ort_moe.environment import version_tuple
+from ort_moe.installation.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.rewrites.functions import attach_functions, build_function, drop_unread_functions
 from ort_moe.rewrites.router_node import Router

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 
 import models.fixtures
-from ort_moe.inspection import inspect
-from ort_moe.optimization import optimize
+from ort_moe.inspection.inspect import inspect
+from ort_moe.optimization.optimize import optimize
 from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.shared_gate import split_shared_gates
 from ort_moe.verification import verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ort_moe.benchmarking import Benchmark, bench
-from ort_moe.session import ON_CPU
+from ort_moe.running.session import ON_CPU
 from tests.ort_moe.benchmarking.models import EXPORT
 
 

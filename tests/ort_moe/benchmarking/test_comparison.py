@@ -13,10 +13,10 @@ import models.fixtures
 from ort_moe.benchmarking import Benchmark, bench, comparison, measurement
 from ort_moe.benchmarking.measurement import Point
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.graph_capture import in_words
-from ort_moe.inspection import inspect
-from ort_moe.model_io import load_model
-from ort_moe.session import CPU, CUDA, ON_CPU
+from ort_moe.files.model_io import load_model
+from ort_moe.graphs.graph_capture import in_words
+from ort_moe.inspection.inspect import inspect
+from ort_moe.running.session import CPU, CUDA, ON_CPU
 from ort_moe.verification.sample_inputs import Shape
 from tests.decode_models import LENGTH, decode_model
 from tests.ort_moe.benchmarking.models import EXPORT, not_loadable

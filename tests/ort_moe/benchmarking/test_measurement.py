@@ -19,10 +19,10 @@ from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, most_host_bytes, processor, processor_name
 from ort_moe.benchmarking.measurement import DRAWS, LEAST, WARM_UP, Order
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.fixed_buffer import Device
-from ort_moe.model_io import load_model
-from ort_moe.session import CPU, CUDA, session
-from ort_moe.shared_state import copied_state, fixed_state
+from ort_moe.files.model_io import load_model
+from ort_moe.graphs.shared_state import copied_state, fixed_state
+from ort_moe.running.fixed_buffer import Device
+from ort_moe.running.session import CPU, CUDA, session
 from ort_moe.verification.sample_inputs import Feeds, Shape
 from tests.decode_models import decode_model
 from tests.graph_session import RUNS_UNTIL_CAPTURED, GraphSession

@@ -16,7 +16,7 @@ import pytest
 
 import models.fixtures
 from ort_moe.cli.exit_codes import ExitCode
-from ort_moe.optimization import optimize
+from ort_moe.optimization.optimize import optimize
 from ort_moe.rewrites import RULES
 from ort_moe.verification import SiteCheck, Verification
 from tests.contrib_models import ContribCase
@@ -267,7 +267,7 @@ def test_interrupted_run_leaves_nothing(source: Path, number: signal.Signals) ->
     assert [path.name for path in source.parent.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("stopped_in", ["ort_moe.verification.verify", "ort_moe.weights_file.WeightsFile.write"])
+@pytest.mark.parametrize("stopped_in", ["ort_moe.verification.verify", "ort_moe.files.weights_file.WeightsFile.write"])
 def test_killed_run_leaves_input_and_earlier_output(tmp_path: Path, stopped_in: str) -> None:
     """While it verifies, or while it writes packed weights; what it leaves behind is in nobody's way."""
     source = LargeModel(layers=1, experts=4, hidden=64, inner=64).write(tmp_path / "model.onnx")
@@ -276,7 +276,7 @@ def test_killed_run_leaves_input_and_earlier_output(tmp_path: Path, stopped_in: 
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     module, _, name = stopped_in.rpartition(".")
     code = (
-        "import time, ort_moe.verification, ort_moe.weights_file, ort_moe.cli\n"
+        "import time, ort_moe.verification, ort_moe.files.weights_file, ort_moe.cli\n"
         "def wait(*_):\n    print('stopped', flush=True)\n    time.sleep(60)\n"
         f"setattr({module}, {name!r}, wait)\n"
         f"ort_moe.cli.main(['optimize', {str(source)!r}, '-o', {str(output)!r}, '--force', '--weights', 'nvfp4'])"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ort_moe.cli.exit_codes import ExitCode
-from ort_moe.library import NAME
+from ort_moe.installation.library import NAME
 from tests.genai_folders import config, contents, genai_folder
 from tests.ort_moe.cli.conftest import Command
 

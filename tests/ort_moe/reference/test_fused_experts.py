@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from ort_moe.experts_config import ExpertsConfig
+from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from ort_moe.reference.fused_experts import ExpertLayer, activate, fused_experts
 

@@ -12,7 +12,7 @@ import torch
 
 import ort_moe
 import ort_moe.torch as moe
-from ort_moe.schemas import register_schemas
+from ort_moe.ops.schemas import register_schemas
 
 pytestmark = pytest.mark.export
 

@@ -171,7 +171,7 @@ def test_names_the_router_where_other_logits_lead_elsewhere(tmp_path: Path) -> N
 
 
 def test_a_flaw_before_the_second_layer_of_a_real_model(tmp_path: Path) -> None:
-    from ort_moe.optimization import optimize
+    from ort_moe.optimization.optimize import optimize
 
     fixture = models.fixtures.get("mixtral_causal_lm_dynamo_fp32")
     path = tmp_path / "optimized.onnx"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import models.fixtures
-from ort_moe.optimization import optimize
+from ort_moe.optimization.optimize import optimize
 from ort_moe.verification import Verification, verify
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 import models.fixtures
-from ort_moe.optimization import optimize
+from ort_moe.optimization.optimize import optimize
 from ort_moe.verification import verify
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ort_moe import library
+from ort_moe.installation import library
 from ort_moe.rewrites import RewriteResult, rewrite
 from tests.contrib_models import BESIDE_ORT, EXPERTS, HIDDEN, INNER, ContribCase, K
 from tests.pairwise import pairwise

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ort_moe.files.streamed_tensor import StreamedTensor
 from ort_moe.rewrites.experts.constants import Constant, join
-from ort_moe.streamed_tensor import StreamedTensor
 from tests.rewrites.blocks import EXPERTS, HIDDEN
 from tests.rewrites.experts.experts_models import FC1, INNER, Experts, assert_fuses, fuse
 

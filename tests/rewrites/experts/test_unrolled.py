@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ort_moe.files.streamed_tensor import StreamedTensor
 from ort_moe.rewrites import rewrite
-from ort_moe.streamed_tensor import StreamedTensor
 from tests.rewrites import synthetic
 from tests.rewrites.blocks import EXPERTS, HIDDEN, cpu_session
 from tests.rewrites.experts.experts_models import INNER, ROUTER, Experts, assert_fuses, assert_stays, fuse

@@ -1,0 +1,1 @@
+"""`ort_moe.diagnose`: whether fused models run here, with each op run once."""

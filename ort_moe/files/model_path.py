@@ -1,0 +1,34 @@
+"""Which file is meant where a folder is given in place of a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ort_moe.errors import ModelError
+from ort_moe.files import genai_config
+
+_MOST_NAMED = 4
+
+
+def model_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path, or of a folder, the one model in it: that its genai_config.json names, or that is there.
+
+    Raises:
+        ModelError: There are several, or none; the message says what to give in its place.
+    """
+    if not os.path.isdir(path):
+        return path
+    folder = Path(path)
+    if (folder / genai_config.NAME).is_file():
+        names = list(genai_config.read_config(folder).models)
+    else:
+        names = sorted(each.name for each in folder.glob("*.onnx"))
+    if not names:
+        raise ModelError(genai_config.no_config(folder))
+    if len(names) > 1:
+        more = f" or {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        raise ModelError(
+            f"{folder} is a folder of {len(names)} models: name the file of one, {', '.join(names[:_MOST_NAMED])}{more}"
+        )
+    return folder / names[0]

@@ -1,0 +1,1 @@
+"""What is installed: ONNX Runtime, and the native library with our ops."""
