@@ -96,7 +96,8 @@ def optimize_model(
         ValueError: A setting is unknown.
     """
     from ort_moe.files.model_io import StagedModel, check_links, check_target, load_model
-    from ort_moe.optimization.report import Report, count_operators
+    from ort_moe.graphs.operator_counts import count_operators
+    from ort_moe.optimization.report import Report
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.conversion import told_as_packed
 

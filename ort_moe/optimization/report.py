@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from ort_moe.printing.router_wording import phrase
 from ort_moe.printing.wording import counted
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from rich.console import RenderableType
 
     from ort_moe.rewrites import ExpertsSite, Finding, PassRecord, Site
@@ -243,10 +241,3 @@ def closing(warnings: Sequence[str], output: str | None) -> list[RenderableType]
 
     lines: list[RenderableType] = [Text(f"warning: {warning}", style="yellow") for warning in warnings]
     return [*lines, Text(f"written: {output}" if output is not None else "nothing written")]
-
-
-def count_operators(model: ir.Model) -> Counter[str]:
-    """Number of nodes by operator, in the graph and its subgraphs."""
-    return Counter(
-        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
-    )
