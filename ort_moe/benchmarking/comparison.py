@@ -74,7 +74,7 @@ def bench(
     """
     import numpy as np
 
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
     from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
     from ort_moe.verification.signatures import check_signatures
@@ -171,7 +171,7 @@ def _obstacles(report: Report) -> Iterator[str]:
 
 def _measured(variant: Variant, path: str | os.PathLike[str], order: Order) -> Variant:
     """The variant with what was measured of the model at `path`; `failed` where nothing was."""
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.inspection.inspect import inspect
     from ort_moe.verification.sample_inputs import Shape, beyond_cache, fixed_tokens
 

@@ -97,7 +97,7 @@ def measure(order: Order) -> Measurement:
         ModelError: The model cannot be read, or ONNX Runtime does not take it.
         EnvironmentUnfitError: The provider does not start.
     """
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.verification.sample_inputs import Shape
 
     on_cuda = order.provider == CUDA
@@ -146,7 +146,7 @@ def _start(provider: str) -> None:
 
 def _read_files(path: str, model: ir.Model) -> None:
     """Reads a model and its weights, so that all models are loaded from the system's cache, not one from the disk."""
-    from ort_moe.files.model_io import data_files
+    from ort_moe.files.loading import data_files
 
     buffer = bytearray(_CHUNK)
     for each in (Path(path), *data_files(model).values()):

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ort_moe.errors import OutputError
-from ort_moe.files.model_io import same_file
-from ort_moe.files.staging import check_file_place, staged_file
+from ort_moe.files.staging import check_file_place, same_file, staged_file
 
 
 def check_side_file(path: Path, kind: str, *, source: str | os.PathLike[str], begins: bytes) -> None:

@@ -45,6 +45,11 @@ def check_file_place(target: Path) -> None:
         raise OutputError(f"cannot write {target}: it is a device or a pipe, and a file would take its place")
 
 
+def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether both exist and are one file, by whatever names."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
 def folder_beside(target: Path) -> Path:
     """Makes a new folder beside the target, for this user alone.
 

@@ -104,7 +104,7 @@ def explain(
         ModelError: The model cannot be read.
         ValueError: A rule name or the target is unknown.
     """
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
     from ort_moe.rewrites import rewrite
 

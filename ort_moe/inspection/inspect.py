@@ -244,7 +244,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     Raises:
         ModelError: The model cannot be read.
     """
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
     from ort_moe.graphs.operator_counts import count_operators
     from ort_moe.rewrites import rewrite
@@ -292,7 +292,7 @@ class _FusedWeights:
 
 def _fused_weights(source: str | os.PathLike[str]) -> dict[str, _FusedWeights]:
     """What the FusedExperts that `optimize` makes read, by the name of what chooses, or of the contrib node."""
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.experts import ALL_EXPERTS_FORMS
 

@@ -13,7 +13,7 @@ from ort_moe.choices import Target
 from ort_moe.errors import EnvironmentUnfitError, OutputError
 from ort_moe.files import genai_config
 from ort_moe.files.genai_config import GenaiConfig, read_config
-from ort_moe.files.model_io import data_files, load_model
+from ort_moe.files.loading import data_files, load_model
 from ort_moe.files.staged_folder import StagedFolder, check_folder, files_of
 from ort_moe.installation.library import NAME as LIBRARY
 from ort_moe.installation.library import build_info, library_path

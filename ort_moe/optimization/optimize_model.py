@@ -95,7 +95,8 @@ def optimize_model(
         VerificationError: The results differ; nothing was put in place.
         ValueError: A setting is unknown.
     """
-    from ort_moe.files.model_io import StagedModel, check_links, check_target, load_model
+    from ort_moe.files.loading import check_links, load_model
+    from ort_moe.files.staged_model import StagedModel, check_target
     from ort_moe.graphs.operator_counts import count_operators
     from ort_moe.optimization.report import Report
     from ort_moe.rewrites import rewrite
@@ -184,7 +185,7 @@ def _fused(model: ir.Model) -> Counter[tuple[str, str]]:
 
 def _way_out(source: str | os.PathLike[str]) -> str:
     """What to do where the CPU may not run the original: not every contrib node has a kernel there."""
-    from ort_moe.files.model_io import load_model
+    from ort_moe.files.loading import load_model
 
     if not any(is_contrib_moe(node) for node in load_model(source).graph):
         return ""

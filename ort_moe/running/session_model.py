@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ort_moe.errors import ModelError
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 from ort_moe.installation.environment import load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.running.session import CUDA, ON_CPU, Provider, provider_names
 from ort_moe.verification.sample_inputs import Feeds

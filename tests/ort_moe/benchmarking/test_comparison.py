@@ -13,7 +13,7 @@ import models.fixtures
 from ort_moe.benchmarking import Benchmark, bench, comparison, measurement
 from ort_moe.benchmarking.measurement import Point
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 from ort_moe.graphs.graph_capture import in_words
 from ort_moe.inspection.inspect import inspect
 from ort_moe.running.session import CPU, CUDA, ON_CPU

@@ -19,7 +19,7 @@ from ort_moe.benchmarking.child_process import measure_apart
 from ort_moe.benchmarking.machine import free_host_bytes, most_host_bytes, processor, processor_name
 from ort_moe.benchmarking.measurement import DRAWS, LEAST, WARM_UP, Order
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 from ort_moe.graphs.shared_state import copied_state, fixed_state
 from ort_moe.running.fixed_buffer import Device
 from ort_moe.running.session import CPU, CUDA, session

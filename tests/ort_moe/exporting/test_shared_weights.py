@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.exporting.shared_weights import move_weights
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 
 
 def model(**weights: np.ndarray) -> ir.Model:

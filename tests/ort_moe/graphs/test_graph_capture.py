@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
 
 import models.fixtures
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 from ort_moe.graphs.graph_capture import CaptureBlocker, capture_blockers, in_words, off_device, refusal, summary
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import ort_moe
-from ort_moe.files.model_io import data_files, load_model
+from ort_moe.files.loading import data_files, load_model
 from ort_moe.installation.library import library_path
 from tests.ort_moe.large_models import LargeModel
 

@@ -14,7 +14,7 @@ import pytest
 import models.fixtures
 import ort_moe
 from ort_moe.errors import ModelError, OutputError
-from ort_moe.files.model_io import data_files, load_model
+from ort_moe.files.loading import data_files, load_model
 from ort_moe.files.weights_file import WeightsFile
 from ort_moe.optimization.optimize import optimize
 from ort_moe.verification.tolerance import TOLERANCES

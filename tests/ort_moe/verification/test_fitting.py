@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import models.fixtures
-from ort_moe.files.model_io import load_model
+from ort_moe.files.loading import load_model
 from ort_moe.verification.fitting import MOST_COPIED, copied_per_token, fitting
 from ort_moe.verification.sample_inputs import SHAPES, Shape
 
