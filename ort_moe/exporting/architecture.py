@@ -15,6 +15,7 @@ from transformers.cache_utils import DummyLayer, DynamicCache, StaticLayer, Stat
 from ort_moe.errors import ModelError
 from ort_moe.exporting.checkpoint import Checkpoint
 from ort_moe.exporting.graph import quiet
+from ort_moe.printing.wording import some_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Precisions by the names that options have."""
@@ -114,8 +115,7 @@ def load_model(
         raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {first_line(error)}") from error
     missing = sorted(loading["missing_keys"])
     if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{checkpoint.folder}: its files lack weights of the model: {missing[0]}{others}")
+        raise ModelError(f"{checkpoint.folder}: its files lack weights of the model: {some_of(missing, 1)}")
     for module in model.modules():
         if hasattr(module, "is_concatenated"):  # experts of composite models follow a configuration of their own
             module.config._experts_implementation = AS_BUILT["experts_implementation"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ort_moe.errors import ModelError
 from ort_moe.files import genai_config
-
-_MOST_NAMED = 4
+from ort_moe.printing.wording import some_of
 
 
 def model_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -27,8 +26,7 @@ def model_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if not names:
         raise ModelError(genai_config.no_config(folder))
     if len(names) > 1:
-        more = f" or {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         raise ModelError(
-            f"{folder} is a folder of {len(names)} models: name the file of one, {', '.join(names[:_MOST_NAMED])}{more}"
+            f"{folder} is a folder of {len(names)} models: name the file of one, {some_of(names, 4, 'or')}"
         )
     return folder / names[0]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ort_moe.printing.wording import some_of
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -95,10 +97,7 @@ def summary(blockers: Iterable[CaptureBlocker]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for blocker in blockers:
         groups.setdefault((blocker.operator, blocker.why), []).append(blocker.node or "(no name)")
-    return [
-        f"{operator} ({why}): {', '.join(nodes[:4])}{f' and {len(nodes) - 4} more' if len(nodes) > 4 else ''}"
-        for (operator, why), nodes in groups.items()
-    ]
+    return [f"{operator} ({why}): {some_of(nodes, 4)}" for (operator, why), nodes in groups.items()]
 
 
 def in_words(blockers: Iterable[CaptureBlocker]) -> str:

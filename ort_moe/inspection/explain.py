@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from ort_moe.choices import Target
 from ort_moe.printing.experts_wording import phrase
 from ort_moe.printing.printable import Printable, paragraph
 from ort_moe.printing.router_wording import sentence
-from ort_moe.printing.wording import counted
+from ort_moe.printing.wording import counted, some_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -165,7 +165,7 @@ def finding_parts(finding: Finding) -> list[RenderableType]:
     where = f"{finding.node}: " if finding.node and finding.node not in finding.detail else ""
     lines = [where + finding.detail]
     if any(name not in finding.detail for name in finding.consumers):
-        lines.append(f"also read by: {_shortened(finding.consumers)}")
+        lines.append(f"also read by: {some_of(finding.consumers, 6)}")
     lines.append(f"what to do: {finding.remedy}")
     return [
         paragraph(f"{finding.reason}: {finding.reason.sentence}", indent=2, style="yellow"),
@@ -224,8 +224,3 @@ _RESIDUALS = {
     "gated": "what shared experts return, behind a sigmoid gate of their own",
     "other": "another value, as a residual connection adds it",
 }
-
-
-def _shortened(names: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

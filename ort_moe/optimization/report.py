@@ -21,7 +21,7 @@ from ort_moe.printing import experts_wording
 from ort_moe.printing.conversion_wording import conversion_lines, conversion_to_dict, conversions_table
 from ort_moe.printing.printable import Printable, paragraph, table
 from ort_moe.printing.router_wording import phrase
-from ort_moe.printing.wording import counted
+from ort_moe.printing.wording import counted, some_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -171,8 +171,8 @@ class Report(Printable):
             groups.setdefault((each.status, "; ".join(["experts", *told])), []).append(each.node)
         parts = []
         for (status, fate), nodes in groups.items():
-            where = nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-            parts.append(paragraph(f"{STATUS_WORDS[status]}: {fate} ({where})", indent=2, style=STATUS_STYLES[status]))
+            line = f"{STATUS_WORDS[status]}: {fate} ({some_of(nodes, 1)})"
+            parts.append(paragraph(line, indent=2, style=STATUS_STYLES[status]))
         findings = [finding for site in self.sites for finding in site.findings]
         findings += [finding for each in self.experts for finding in each.findings]
         if any(finding.reason.slug != "topk-not-a-router" for finding in findings):

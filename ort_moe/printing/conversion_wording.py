@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.printing.printable import byte_size, paragraph, table
-from ort_moe.printing.wording import counted
+from ort_moe.printing.wording import counted, some_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,8 +44,7 @@ def conversion_lines(conversions: Sequence[Conversion]) -> list[RenderableType]:
         if each.why_left:
             left.setdefault(each.why_left, []).append(each.node)
     for why, nodes in left.items():
-        where = nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-        lines.append(paragraph(f"weights not packed: {why} ({where})", style="yellow"))
+        lines.append(paragraph(f"weights not packed: {why} ({some_of(nodes, 1)})", style="yellow"))
     return lines
 
 

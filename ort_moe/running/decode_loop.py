@@ -16,6 +16,7 @@ from ort_moe.errors import DecodeError
 from ort_moe.graphs.graph_capture import capture_blockers, refusal
 from ort_moe.graphs.shared_state import copied_state, pairs_by_name
 from ort_moe.installation.environment import require_onnxruntime, runtime_message
+from ort_moe.printing.wording import some_of
 from ort_moe.running.bound_run import BoundRun
 from ort_moe.running.fixed_buffer import Device, FixedBuffer, TensorType, fixed_shape
 from ort_moe.running.session import CPU, CUDA, captures_graph
@@ -297,5 +298,4 @@ def _chosen(on_device: bool | Collection[str], returned: Collection[str]) -> set
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = [f"'{name}'" for name in list(names)[:6]]
-    return (", ".join(shown) or "none") + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return some_of([f"'{name}'" for name in names], 6) or "none"

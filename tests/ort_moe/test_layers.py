@@ -15,7 +15,8 @@ ROOT = Path(ort_moe.__file__).parent
 LAYERS = (
     ("choices", "errors", "reasons"),
     ("ops",),
-    ("graphs", "installation", "printing"),
+    ("installation", "printing"),
+    ("graphs",),
     ("files", "kernels", "packing"),
     ("reference", "rewrites", "running", "torch"),
     ("verification",),
