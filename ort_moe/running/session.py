@@ -70,12 +70,7 @@ def session(
         name = "the model" if isinstance(model, bytes) else model
         why = refusal(name, _in_the_way(model, options, chosen)) if captures else ""
         raise ModelError(why or f"ONNX Runtime does not take {name}: {runtime_message(error)}") from error
-    for name in names:
-        if name not in created.get_providers():
-            raise EnvironmentUnfitError(
-                f"{name} did not start, ONNX Runtime would run the model on {', '.join(created.get_providers())}: "
-                "'ort-moe doctor' says what is missing"
-            )
+    require_started(names, created.get_providers())
     return created
 
 
@@ -136,12 +131,7 @@ def require_providers(names: Sequence[str], available: Sequence[str]) -> None:
     Raises:
         EnvironmentUnfitError: One is not.
     """
-    for name in names:
-        if name not in available:
-            raise EnvironmentUnfitError(
-                f"this ONNX Runtime has no {name}, only {', '.join(available)}"
-                + (": install onnxruntime-gpu instead of onnxruntime" if name == CUDA else "")
-            )
+    require_available(names, available)
     if CUDA not in names:
         return
     if build_info()["cuda"] is None:
@@ -150,3 +140,31 @@ def require_providers(names: Sequence[str], available: Sequence[str]) -> None:
             "build it with the CUDA toolkit installed"
         )
     load_cuda_libraries()
+
+
+def require_available(names: Sequence[str], available: Sequence[str]) -> None:
+    """Looks whether execution providers are among those of this ONNX Runtime.
+
+    Raises:
+        EnvironmentUnfitError: One is not.
+    """
+    for name in names:
+        if name not in available:
+            raise EnvironmentUnfitError(
+                f"this ONNX Runtime has no {name}, only {', '.join(available)}"
+                + (": install onnxruntime-gpu instead of onnxruntime" if name == CUDA else "")
+            )
+
+
+def require_started(names: Sequence[str], started: Sequence[str]) -> None:
+    """Looks whether execution providers are among those of a session: ONNX Runtime leaves out what does not start.
+
+    Raises:
+        EnvironmentUnfitError: One is not.
+    """
+    for name in names:
+        if name not in started:
+            raise EnvironmentUnfitError(
+                f"{name} did not start, ONNX Runtime would run the model on {', '.join(started)}: 'ort-moe doctor' "
+                "says what is missing"
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.files.loading import load_model
 from ort_moe.installation.environment import load_cuda_libraries, require_onnxruntime, runtime_message
-from ort_moe.running.session import CUDA, ON_CPU, Provider, provider_names
+from ort_moe.running.session import CUDA, ON_CPU, Provider, provider_names, require_available, require_started
 from ort_moe.verification.sample_inputs import Feeds
 
 if TYPE_CHECKING:
@@ -140,8 +140,9 @@ def open_session(
         ModelError: ONNX Runtime cannot load `what`; or, from the function returned, run it.
     """
     onnxruntime = require_onnxruntime()
-    _require(providers, onnxruntime.get_available_providers(), "this ONNX Runtime has no {}, only {}")
-    if CUDA in provider_names(providers):
+    names = provider_names(providers)
+    require_available(names, onnxruntime.get_available_providers())
+    if CUDA in names:
         load_cuda_libraries()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
@@ -159,8 +160,8 @@ def open_session(
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=_exact(providers))
     except Exception as error:  # ORT raises a class of its own for each status code
         raise ModelError(f"ONNX Runtime cannot load {what}: {runtime_message(error)}") from error
-    _require(providers, session.get_providers(), "{} did not start, only {}: 'ort-moe doctor' says what is missing")
-    names = [output.name for output in session.get_outputs()]
+    require_started(names, session.get_providers())
+    outputs = [output.name for output in session.get_outputs()]
 
     def run(feeds: Feeds) -> dict[str, Any]:
         try:
@@ -168,7 +169,7 @@ def open_session(
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot run {what}: {runtime_message(error)}") from error
         # What is returned keeps alive all memory that the session has ever had.
-        return {name: array.copy() if sparing else array for name, array in zip(names, results, strict=True)}
+        return {name: array.copy() if sparing else array for name, array in zip(outputs, results, strict=True)}
 
     return run
 
@@ -176,12 +177,6 @@ def open_session(
 def _exact(providers: Sequence[Provider]) -> list[Provider]:
     pairs = [(provider, {}) if isinstance(provider, str) else provider for provider in providers]
     return [(name, {**_EXACT.get(name, {}), **options}) for name, options in pairs]
-
-
-def _require(providers: Sequence[Provider], there: Sequence[str], sentence: str) -> None:
-    for name in provider_names(providers):
-        if name not in there:
-            raise EnvironmentUnfitError(sentence.format(name, ", ".join(there)))
 
 
 def _keep_gathers_narrow(graph: onnx.GraphProto) -> None:

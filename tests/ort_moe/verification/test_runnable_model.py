@@ -63,7 +63,7 @@ def test_a_provider_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_provider_that_does_not_start(tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: [CPU])
-    with pytest.raises(EnvironmentUnfitError, match=f"{CUDA} did not start, only {CPU}: 'ort-moe doctor' says"):
+    with pytest.raises(EnvironmentUnfitError, match=f"{CUDA} did not start, .* on {CPU}: 'ort-moe doctor'"):
         verify(*pair(tmp_path), providers=[CUDA, CPU])
 
 
