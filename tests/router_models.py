@@ -74,18 +74,6 @@ def case_model(case: RouterCase, *, symbolic: bool = False) -> onnx.ModelProto:
     )
 
 
-def router_session(model: onnx.ModelProto, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
-    """An ORT session of the model with our kernels."""
-    import onnxruntime
-
-    from ort_moe.installation.library import register
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors reach the test as exceptions
-    register(options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(providers))
-
-
 def run_router(session: Any, logits: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
     """Runs a router session: weights and indices."""
     import onnxruntime

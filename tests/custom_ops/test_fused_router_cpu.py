@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from ort_moe.ops import FUSED_ROUTER
+from tests.op_models import op_session
 from tests.router_cases import DTYPES, TEXTURES, RouterCase, router_cases
-from tests.router_models import case_model, router_model, router_session, run_router
+from tests.router_models import case_model, router_model, run_router
 
 
 def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
@@ -27,7 +28,7 @@ def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def check(case: RouterCase, *, symbolic: bool = False) -> None:
-    weights, indices = run_router(router_session(case_model(case, symbolic=symbolic)), case.logits)
+    weights, indices = run_router(op_session(case_model(case, symbolic=symbolic)), case.logits)
     expected_weights, expected_indices = case.emulate()
     np.testing.assert_array_equal(indices, expected_indices)
     assert indices.dtype == np.int32
@@ -75,7 +76,7 @@ def test_leading_dimensions(leading: tuple[int, ...], symbolic: bool) -> None:
 def test_one_session_serves_any_number_of_rows_and_threads() -> None:
     attributes = FUSED_ROUTER.complete(GROUPED | {"score": "sigmoid", "normalize": 1})
     cases = [RouterCase(attributes, (tokens, 128), seed=tokens) for tokens in (1, 700, 0, 64, 1300, 2)]
-    session = router_session(case_model(cases[0], symbolic=True))
+    session = op_session(case_model(cases[0], symbolic=True))
     results: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def serve(case: RouterCase) -> None:
@@ -113,25 +114,25 @@ def test_one_session_serves_any_number_of_rows_and_threads() -> None:
 )
 def test_a_session_refuses_wrong_attributes(given: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=f"FusedRouter node 'router': {message}"):
-        router_session(router_model({"k": 2, "score": "softmax"} | given, logits_shape=["tokens", 8]))
+        op_session(router_model({"k": 2, "score": "softmax"} | given, logits_shape=["tokens", 8]))
 
 
 def test_a_session_refuses_missing_and_mistyped_attributes() -> None:
     with pytest.raises(Exception, match=r"attribute '.*' must be an int, but is missing"):
-        router_session(router_model({"k": 2, "score": "softmax"}, logits_shape=["tokens", 8], complete=False))
+        op_session(router_model({"k": 2, "score": "softmax"}, logits_shape=["tokens", 8], complete=False))
     with pytest.raises(Exception, match=r"attribute 'k' must be an int, but is the float 2"):
-        router_session(router_model({"k": 2.0, "score": "softmax"}, logits_shape=["tokens", 8]))
+        op_session(router_model({"k": 2.0, "score": "softmax"}, logits_shape=["tokens", 8]))
 
 
 def test_a_session_refuses_wrong_inputs() -> None:
     attributes = {"k": 2, "score": "sigmoid"}
     with pytest.raises(Exception, match="input 'logits' must have type float, float16 or bfloat16, but has double"):
-        router_session(router_model(attributes, onnx_type="double", logits_shape=["tokens", 8]))
+        op_session(router_model(attributes, onnx_type="double", logits_shape=["tokens", 8]))
     with pytest.raises(Exception, match=r"input 'expert_scale' must have shape \[8\], but has \[7\]"):
-        router_session(router_model(attributes, logits_shape=["tokens", 8], expert_scale=np.ones(7, np.float32)))
+        op_session(router_model(attributes, logits_shape=["tokens", 8], expert_scale=np.ones(7, np.float32)))
     half = np.zeros(8, np.float16)
     with pytest.raises(Exception, match="input 'selection_bias' must have type float, but has float16"):
-        router_session(router_model(attributes, logits_shape=["tokens", 8], selection_bias=half))
+        op_session(router_model(attributes, logits_shape=["tokens", 8], selection_bias=half))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,6 @@ def test_a_session_refuses_wrong_inputs() -> None:
 )
 def test_a_run_refuses_what_only_then_is_known(shape: tuple[int, ...], scale: Any, message: str) -> None:
     model = router_model({"k": 2, "score": "softmax"}, logits_shape=["tokens", "experts"], expert_scale=scale)
-    session = router_session(model)
+    session = op_session(model)
     with pytest.raises(Exception, match=f"FusedRouter node 'router': {message}"):
         run_router(session, np.zeros(shape, np.float32))

@@ -16,8 +16,9 @@ from ort_moe.ops import FUSED_ROUTER
 from ort_moe.ops.router_config import RouterConfig
 from ort_moe.reference.fused_router import fused_router
 from tests.device_arrays import DeviceArray, poisoned
+from tests.op_models import op_session
 from tests.router_cases import DTYPES, TEXTURES, RouterCase, router_cases
-from tests.router_models import case_model, router_session, run_router
+from tests.router_models import case_model, run_router
 
 pytestmark = pytest.mark.gpu
 
@@ -266,7 +267,7 @@ ORT_IDS = [f"{case.experts}-{case.k}-{case.onnx_type}" for case in ORT_CASES]
 
 
 def cuda_session(case: RouterCase, *, graph: bool) -> Any:
-    session = router_session(
+    session = op_session(
         case_model(case),
         [("CUDAExecutionProvider", {"enable_cuda_graph": "1" if graph else "0"})],  # type: ignore[list-item]
     )
@@ -279,7 +280,7 @@ def cuda_session(case: RouterCase, *, graph: bool) -> Any:
 def test_session_agrees_with_cpu_and_emulation(case: RouterCase, graph: bool) -> None:
     """Fixed buffers and new logits at every run, so that a graph's replays are seen to read them."""
     session = cuda_session(case, graph=graph)
-    cpu_session = router_session(case_model(case))
+    cpu_session = op_session(case_model(case))
     logits = DeviceArray(case.logits)
     shape = (*case.shape[:-1], case.k)
     outputs = {"weights": poisoned(shape, np.float32), "indices": poisoned(shape, np.int32)}

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 
 from ort_moe.ops import FUSED_ROUTER
 from ort_moe.reference.fused_router import fused_router
+from tests.op_models import op_session
 from tests.router_cases import DTYPES
-from tests.router_models import router_model, router_session, run_router
+from tests.router_models import router_model, run_router
 
 E = 8
 K = 2
@@ -31,13 +32,13 @@ def some_logits(shape: tuple[int, ...], onnx_type: str = "float") -> np.ndarray:
 def refused_at_creation(model: onnx.ModelProto) -> str:
     """What the session says instead of being created."""
     with pytest.raises(Exception, match="Exception during initialization") as refusal:
-        router_session(model)
+        op_session(model)
     return str(refusal.value).partition("Exception during initialization: ")[2].strip()
 
 
 def refused_at_run(model: onnx.ModelProto, logits: np.ndarray) -> str:
     """What the run says, of a session that could be created."""
-    session = router_session(model)
+    session = op_session(model)
     with pytest.raises(Exception, match="Status Message") as refusal:
         run_router(session, logits)
     assert type(refusal.value).__name__ == "InvalidArgument"
@@ -58,7 +59,7 @@ def test_every_rank_and_no_rows(leading: tuple[int, ...], onnx_type: str, symbol
     logits = some_logits((*leading, E), onnx_type)
     names = tuple(f"d{axis}" for axis in range(len(leading)))
     model = router_model(SOFTMAX, onnx_type=onnx_type, logits_shape=(*(names if symbolic else leading), E))
-    weights, indices = run_router(router_session(model), logits)
+    weights, indices = run_router(op_session(model), logits)
     assert weights.shape == indices.shape == (*leading, K)
     assert (weights.dtype, indices.dtype) == (np.float32, np.int32)
     expected_weights, expected_indices = fused_router(logits, **SOFTMAX)
@@ -74,7 +75,7 @@ def test_optional_inputs(has_bias: bool, has_scale: bool) -> None:
         "expert_scale": VECTOR if has_scale else None,
     }
     logits = some_logits((4, E))
-    weights, indices = run_router(router_session(router_model(SOFTMAX, logits_shape=(4, E), **vectors)), logits)
+    weights, indices = run_router(op_session(router_model(SOFTMAX, logits_shape=(4, E), **vectors)), logits)
     expected_weights, expected_indices = fused_router(logits, **SOFTMAX, **vectors)
     np.testing.assert_array_equal(weights, expected_weights)
     np.testing.assert_array_equal(indices, expected_indices)
@@ -82,7 +83,7 @@ def test_optional_inputs(has_bias: bool, has_scale: bool) -> None:
 
 def test_many_rows_are_spread_over_threads() -> None:
     logits = some_logits((5000, E))
-    weights, indices = run_router(router_session(router_model(SOFTMAX, logits_shape=("T", E))), logits)
+    weights, indices = run_router(op_session(router_model(SOFTMAX, logits_shape=("T", E))), logits)
     expected_weights, expected_indices = fused_router(logits, **SOFTMAX)
     np.testing.assert_array_equal(weights, expected_weights)
     np.testing.assert_array_equal(indices, expected_indices)
@@ -100,7 +101,7 @@ def test_shape_inference_keeps_names(declared: list[int | str], inferred: list[i
     model = router_model(SOFTMAX, logits_shape=declared)
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
-    assert [output.shape for output in router_session(model).get_outputs()] == [inferred, inferred]
+    assert [output.shape for output in op_session(model).get_outputs()] == [inferred, inferred]
 
 
 def test_shape_inference_keeps_unnamed_dimensions_apart() -> None:
@@ -109,7 +110,7 @@ def test_shape_inference_keeps_unnamed_dimensions_apart() -> None:
         dimension.Clear()
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
-    session = router_session(model)
+    session = op_session(model)
     weights_shape, indices_shape = (output.shape for output in session.get_outputs())
     assert weights_shape == indices_shape
     assert all(isinstance(name, str) for name in weights_shape[:2])
@@ -136,7 +137,7 @@ def test_missing_mixer_threshold() -> None:
 
 
 def test_mixer_threshold_elsewhere_is_tolerated() -> None:
-    assert router_session(faulty(SOFTMAX | {"mixer_threshold": 0.5})).get_outputs()
+    assert op_session(faulty(SOFTMAX | {"mixer_threshold": 0.5})).get_outputs()
 
 
 @pytest.mark.parametrize(

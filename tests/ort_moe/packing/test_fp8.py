@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ort_moe.packing import fp8
+from tests.ort_moe.packing.weights import random_weights
 
 VALUES = np.arange(256, dtype=np.uint8).view(fp8.WEIGHT_DTYPE).astype(np.float64)
-
-
-def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
 
 
 def test_a_weight_is_float8_times_the_scale_of_its_block() -> None:

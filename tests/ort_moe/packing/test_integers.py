@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from ort_moe.packing import integers
 from ort_moe.packing.arrays import pack_nibbles
 from tests.experts_cases import ExpertsCase
+from tests.ort_moe.packing.weights import random_weights
 from tests.qmoe_models import SWIGLU, error_beside_qmoe, qmoe_runs
 
 Format = Literal["int4", "int8"]
 FORMATS: tuple[Format, ...] = ("int4", "int8")
-
-
-def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
 
 
 def test_an_int4_weight_is_code_minus_zero_point_times_scale() -> None:

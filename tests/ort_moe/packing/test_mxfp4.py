@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from ort_moe.packing import mxfp4
 from ort_moe.packing.arrays import E2M1
-
-
-def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
+from tests.ort_moe.packing.weights import random_weights
 
 
 def test_a_weight_is_code_times_a_power_of_two_times_global_scale() -> None:

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from ort_moe.packing import nvfp4
 from ort_moe.packing.arrays import E2M1
 from tests.experts_cases import ExpertsCase
+from tests.ort_moe.packing.weights import random_weights
 from tests.qmoe_models import SWIGLU, error_beside_qmoe, qmoe_runs
-
-
-def random_weights(shape: tuple[int, ...], seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(0.0, 0.1, shape).astype(np.float32)
 
 
 def test_a_weight_is_code_times_scale_times_global_scale() -> None:
