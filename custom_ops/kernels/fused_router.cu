@@ -9,7 +9,7 @@
 //   block    128 threads a row              the rest, as far as shared memory goes (E about 16384), where keys lie
 // Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
 // Bound by: at few rows latency: the launch, one load from memory, and how fast one warp's instructions arrive, most of
-// them executed once; at many rows instruction issue: packed takes 130 warp instructions a row of 128 experts, warp
+// them executed once; at many rows instruction issue: packed takes 100 warp instructions a row of 128 experts, warp
 // 400, and 1000 with sigmoids, a bias and groups.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per

@@ -43,8 +43,11 @@ class PackedRow {
  public:
   static constexpr int kRowsPerWarp = kWarp / kLanes;
   static constexpr int kListed = kLanes * kPackedKeys;
-  using Selection = std::conditional_t<kLanes == kWarp, BoundedSelection, SortedSelection<kLanes>>;
-  static constexpr int kChoices = Selection::kChoices;  // of a lane
+  using Selection =
+      std::conditional_t<kLanes == kWarp, BoundedSelection,
+                         std::conditional_t<kLanes == 4, SortedSelection<kLanes>, SpreadSelection<kLanes>>>;
+  static constexpr int kChoices = Selection::kChoices;                              // of a lane
+  static constexpr bool kStaysClear = std::is_empty_v<typename Selection::Shared>;  // by_expert has its memory alone
 
   // Shared memory of one row.
   struct Shared {
@@ -57,39 +60,52 @@ class PackedRow {
   static bool Fits(const RouterParams& p) { return p.experts <= kListed && Selection::Fits(p.experts, p.k); }
 
   __device__ PackedRow(const RouterParams& p, Shared& shared)
-      : p_(p), shared_(shared), lane_(static_cast<int>(threadIdx.x) % kLanes) {}
+      : p_(p), shared_(shared), lane_(static_cast<int>(threadIdx.x) % kLanes) {
+    if constexpr (kStaysClear) ClearByExpert();
+  }
 
-  // By whole warps; rows past the last are computed on nothing and not stored.
-  __device__ void Route(int64_t row) {
+  // Rows past the last are computed on another and not stored.
+  __device__ void PointTo(int64_t row) {
+    row_ = row;
+    logits_ = Settled(LogitsOfRow<T>(p_, row < p_.rows ? row : 0) + Chunk(0) * kChunk);
+  }
+
+  // The row pointed to, by whole warps.
+  __device__ void Route() {
+    uint4 loaded[2];
+    Load(loaded);
     uint32_t ordered[kPackedKeys / 2];
-    Load(row, ordered);
+    OrderHalves(loaded, ordered);
     uint32_t key[kPackedKeys];
     MakeKeys(ordered, key);
     Selection selection(shared_.selection, lane_);
     bool has_nan = false;
 #pragma unroll 1
     while (true) {
-      selection.Choose(key, p_.k);
+      selection.Choose(key, p_.experts, p_.k);
       // A NaN ranked before all numbers, but its place is behind them.
       const bool nan_leads = selection.best() >= kPackedNaN;
       has_nan |= nan_leads;
       if (!ORT_MOE_RARE(__any_sync(kAllLanes, nan_leads))) break;
       PutNaNsLast(key);
     }
-    Weigh(row, selection, has_nan);
+    Weigh(selection, has_nan);
   }
 
  private:
   __device__ int32_t Chunk(int c) const { return lane_ + c * kLanes; }
   __device__ bool Owns(int c) const { return Chunk(c) * kChunk < p_.experts; }
 
-  __device__ void Load(int64_t row, uint32_t (&ordered)[kPackedKeys / 2]) const {
-    const Bits<T>* logits = LogitsOfRow<T>(p_, row < p_.rows ? row : 0);
-    uint4 loaded[2] = {};
+  __device__ void Load(uint4 (&loaded)[2]) const {
+    __builtin_assume(__isGlobal(logits_));
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if (Owns(c)) loaded[c] = *reinterpret_cast<const uint4*>(logits + Chunk(c) * kChunk);
+      loaded[c] = make_uint4(0u, 0u, 0u, 0u);
+      if (Owns(c)) loaded[c] = *reinterpret_cast<const uint4*>(logits_ + c * kLanes * kChunk);
     }
+  }
+
+  static __device__ void OrderHalves(const uint4 (&loaded)[2], uint32_t (&ordered)[kPackedKeys / 2]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       ordered[4 * c] = OrderedHalves(Canonical<T>(loaded[c].x));
@@ -99,17 +115,19 @@ class PackedRow {
     }
   }
 
-  // The ordered half above the complement of the expert: of equal ones the lower expert's is greater. 0: no expert.
+  // The ordered half above the complement of the expert, but for the bits of the lane: of equal ones the lower expert's
+  // is greater. Past the last expert the half is 0, and the key below those of all experts.
   __device__ void MakeKeys(const uint32_t (&ordered)[kPackedKeys / 2], uint32_t (&key)[kPackedKeys]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const uint32_t last = kExpertMask - (Chunk(c) * kChunk + kChunk - 1);  // of the chunk's last expert; ends in 000
-      const uint32_t owned = Owns(c) ? 0xffffffffu : 0u;
+      const uint32_t high = Owns(c) ? ~kExpertMask : 0u;
+      const uint32_t shift = Owns(c) ? kExpertMask + 1u : 0u;  // a product takes another pipe than the rest
 #pragma unroll
       for (int i = 0; i < kChunk; i += 2) {
         const uint32_t word = ordered[(c * kChunk + i) / 2];
-        key[c * kChunk + i] = (word << 16 | last | (kChunk - 1 - i)) & owned;
-        key[c * kChunk + i + 1] = ((word & ~kExpertMask) | last | (kChunk - 2 - i)) & owned;
+        const uint32_t last = kExpertMask - (c * kLanes * kChunk + i);
+        key[c * kChunk + i] = word * shift + last;
+        key[c * kChunk + i + 1] = (word & high) | (last - 1u);
       }
     }
   }
@@ -127,13 +145,12 @@ class PackedRow {
   }
 
   // Steps 4 and 5 of the contract.
-  __device__ void Weigh(int64_t row, const Selection& selection, bool has_nan) {
+  __device__ void Weigh(const Selection& selection, bool has_nan) {
     const float max = LogitOf(selection.best());
     uint32_t key[kChoices];
     int32_t rank[kChoices];
     float value[kChoices];
-    __syncwarp();
-    ClearByExpert();
+    if constexpr (!kStaysClear) ClearByExpert();
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kChoices; ++n) {
@@ -143,14 +160,17 @@ class PackedRow {
     }
     __syncwarp();
     const float sum = SumInOrder();
+    if constexpr (kStaysClear) __syncwarp();
 #pragma unroll
     for (int n = 0; n < kChoices; ++n) {
-      if (rank[n] >= p_.k || row >= p_.rows) continue;
+      if (rank[n] >= p_.k) continue;
       const int32_t expert = ExpertOf(key[n]);
+      if constexpr (kStaysClear) shared_.by_expert[Place(expert)] = 0.0f;
+      if (row_ >= p_.rows) continue;
       float weight = Mul(Div(value[n], sum), p_.scale);
       if (p_.expert_scale != nullptr) weight = Mul(weight, p_.expert_scale[expert]);
-      p_.weights[row * p_.columns + rank[n]] = has_nan ? NaN() : weight;
-      p_.indices[row * p_.columns + rank[n]] = expert;
+      p_.weights[row_ * p_.columns + rank[n]] = has_nan ? NaN() : weight;
+      p_.indices[row_ * p_.columns + rank[n]] = expert;
     }
   }
 
@@ -164,6 +184,7 @@ class PackedRow {
   }
 
   __device__ void ClearByExpert() {
+    __syncwarp();  // other lanes have read what lies there
 #pragma unroll
     for (int n = 0; n < 4; ++n) *Quarter(n / 2, n % 2) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
@@ -181,6 +202,8 @@ class PackedRow {
   const RouterParams& p_;
   Shared& shared_;
   const int lane_;
+  int64_t row_ = 0;
+  const Bits<T>* logits_ = nullptr;  // this lane's
 };
 
 template <typename T, int kLanes>
@@ -192,11 +215,15 @@ __global__ void __launch_bounds__(kPackedWarpsPerBlock* kWarp)
   const int of_block = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kRows = kPackedWarpsPerBlock * Row::kRowsPerWarp;
   Row router(p, shared[of_block]);
+  int64_t base = static_cast<int64_t>(blockIdx.x) * kRows;
+  router.PointTo(base + of_block);
   WaitForPrevious();
   AllowNext();
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * kRows; base < p.rows;
-       base += static_cast<int64_t>(gridDim.x) * kRows) {
-    router.Route(base + of_block);
+  while (true) {
+    router.Route();
+    base += static_cast<int64_t>(gridDim.x) * kRows;
+    if (base >= p.rows) break;
+    router.PointTo(base + of_block);
   }
 }
 

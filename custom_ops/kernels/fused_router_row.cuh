@@ -257,4 +257,32 @@ __device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float
 __device__ __forceinline__ uint32_t WarpMax(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 __device__ __forceinline__ uint32_t WarpMin(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
 
+// count += key >= least, by the carry of a subtraction: compilers take three instructions where this takes one and a
+// half.
+__device__ __forceinline__ void CountIf(uint32_t key, uint32_t least, uint32_t* count) {
+  asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; addc.u32 %0, %0, 0; }" : "+r"(*count) : "r"(key), "r"(least));
+}
+
+// How many of a warp's words in shared memory are greater than `key`, which is not the greatest there is.
+__device__ __forceinline__ uint32_t CountBetter(const uint32_t* words, uint32_t key) {
+  uint32_t better[2] = {};
+#pragma unroll
+  for (int v = 0; v < kWarp / 4; ++v) {
+    const uint4 four = reinterpret_cast<const uint4*>(words)[v];
+    CountIf(four.x, key + 1u, &better[0]);
+    CountIf(four.y, key + 1u, &better[1]);
+    CountIf(four.z, key + 1u, &better[0]);
+    CountIf(four.w, key + 1u, &better[1]);
+  }
+  return better[0] + better[1];
+}
+
+// A key that at least `lanes` lanes' bests reach. `shared` has 32 words, aligned to 16 bytes.
+__device__ __forceinline__ uint32_t BoundFromBests(uint32_t best, int32_t lanes, uint32_t* shared) {
+  __syncwarp();
+  shared[threadIdx.x % kWarp] = best;
+  __syncwarp();
+  return WarpMin(CountBetter(shared, best) < static_cast<uint32_t>(lanes) ? best : 0xffffffffu);
+}
+
 }  // namespace ort_moe

@@ -35,30 +35,6 @@ __device__ __forceinline__ uint32_t LowestBits(uint32_t byte, int32_t count) {
   return lowest;
 }
 
-// count += key >= least, by the carry of a subtraction: compilers take three instructions where this takes one and a
-// half.
-__device__ __forceinline__ void CountIf(uint32_t key, uint32_t least, uint32_t* count) {
-  asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; addc.u32 %0, %0, 0; }" : "+r"(*count) : "r"(key), "r"(least));
-}
-
-// A rank key that at least `lanes` lanes' bests reach. `shared` has 32 words.
-__device__ __forceinline__ uint32_t BoundFromBests(uint32_t best, int32_t lanes, uint32_t* shared) {
-  const int lane = threadIdx.x % kWarp;
-  __syncwarp();
-  shared[lane] = best;
-  __syncwarp();
-  uint32_t better[2] = {};
-#pragma unroll
-  for (int v = 0; v < kWarp / 4; ++v) {
-    const uint4 four = reinterpret_cast<const uint4*>(shared)[v];
-    CountIf(four.x, best + 1u, &better[0]);
-    CountIf(four.y, best + 1u, &better[1]);
-    CountIf(four.z, best + 1u, &better[0]);
-    CountIf(four.w, best + 1u, &better[1]);
-  }
-  return WarpMin(better[0] + better[1] < lanes ? best : 0xffffffffu);
-}
-
 // Keys of type K, in shared memory: a logit's, or float.
 template <typename K>
 class RowChoice {
