@@ -124,33 +124,49 @@ __device__ __forceinline__ const Bits<T>* LogitsOfRow(const RouterParams& p, int
 
 template <typename T>
 __device__ __forceinline__ float LoadLogit(const RouterParams& p, const Bits<T>* logits, int32_t expert) {
+  __builtin_assume(__isGlobal(logits));
   return Softcap(p, Storage<T>::Widen(logits[expert]));
 }
 
-// The logits of chunks first, first + stride, ... of a row, before the softcap; -inf past the last expert, which adds
-// +0 to a softmax's sums. All loads are issued before the first is used.
+// Chunks of logits as they lie in memory, before the softcap.
 template <typename T, int kChunks>
-__device__ __forceinline__ void LoadChunks(const RouterParams& p, const Bits<T>* logits, int32_t first, int32_t stride,
-                                           float (&x)[kChunks * kChunk]) {
-  constexpr int kVectors = kChunk * sizeof(Bits<T>) / sizeof(uint4);
-  if (!ORT_MOE_RARE(!p.vector_loads)) {
-    union {
-      uint4 vectors[kChunks * kVectors];
-      Bits<T> bits[kChunks * kChunk];
-    } loaded;
+union LoadedChunks {
+  static constexpr int kVectors = kChunk * sizeof(Bits<T>) / sizeof(uint4);  // of a chunk
+  static constexpr int kOfWord = sizeof(uint32_t) / sizeof(Bits<T>);
+  uint4 vectors[kChunks * kVectors];
+  uint32_t words[kChunks * kVectors * 4];
+
+  // Chunks first, first + stride, ... of a row with vector_loads; -inf past the last expert, which adds +0 to a
+  // softmax's sums. All loads are issued before the first is used.
+  __device__ __forceinline__ void Fetch(const RouterParams& p, const Bits<T>* logits, int32_t first, int32_t stride) {
+    constexpr uint32_t kNones = std::is_same_v<T, float>      ? 0xff800000u
+                                : std::is_same_v<T, BFloat16> ? 0xff80ff80u
+                                                              : 0xfc00fc00u;
+    __builtin_assume(__isGlobal(logits));
 #pragma unroll
     for (int v = 0; v < kChunks * kVectors; ++v) {
       const int32_t chunk = first + v / kVectors * stride;
-      loaded.vectors[v] = make_uint4(0u, 0u, 0u, 0u);
+      vectors[v] = make_uint4(kNones, kNones, kNones, kNones);
       if (chunk * kChunk < p.experts) {
-        loaded.vectors[v] = reinterpret_cast<const uint4*>(logits + chunk * kChunk)[v % kVectors];
+        vectors[v] = reinterpret_cast<const uint4*>(logits + chunk * kChunk)[v % kVectors];
       }
     }
+  }
+
+  __device__ __forceinline__ float operator[](int i) const {
+    return Storage<T>::WidenOfWord(words[i / kOfWord], i % kOfWord);
+  }
+};
+
+// The same of any row.
+template <typename T, int kChunks>
+__device__ __forceinline__ void LoadChunks(const RouterParams& p, const Bits<T>* logits, int32_t first, int32_t stride,
+                                           float (&x)[kChunks * kChunk]) {
+  if (!ORT_MOE_RARE(!p.vector_loads)) {
+    LoadedChunks<T, kChunks> loaded;
+    loaded.Fetch(p, logits, first, stride);
 #pragma unroll
-    for (int i = 0; i < kChunks * kChunk; ++i) {
-      const bool inside = (first + i / kChunk * stride) * kChunk < p.experts;
-      x[i] = inside ? Storage<T>::Widen(loaded.bits[i]) : -Infinity();
-    }
+    for (int i = 0; i < kChunks * kChunk; ++i) x[i] = loaded[i];
   } else {
 #pragma unroll
     for (int i = 0; i < kChunks * kChunk; ++i) {
@@ -257,10 +273,24 @@ __device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float
 __device__ __forceinline__ uint32_t WarpMax(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 __device__ __forceinline__ uint32_t WarpMin(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
 
+// Of this thread, in a way that compilers know to be the same for the whole warp: what depends on it needs no care for
+// lanes that part, and no registers of each lane.
+__device__ __forceinline__ int WarpOfBlock() {
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0);
+}
+
 // count += key >= least, by the carry of a subtraction: compilers take three instructions where this takes one and a
 // half.
 __device__ __forceinline__ void CountIf(uint32_t key, uint32_t least, uint32_t* count) {
   asm("{ .reg .u32 rest; sub.cc.u32 rest, %1, %2; addc.u32 %0, %0, 0; }" : "+r"(*count) : "r"(key), "r"(least));
+}
+
+// The same of two words.
+__device__ __forceinline__ void CountIf64(uint64_t key, uint64_t least, uint32_t* count) {
+  asm("{ .reg .u64 rest; .reg .u32 a, b, c, d; mov.b64 {a, b}, %1; mov.b64 {c, d}, %2; sub.cc.u32 a, a, c;"
+      " subc.cc.u32 b, b, d; addc.u32 %0, %0, 0; }"
+      : "+r"(*count)
+      : "l"(key), "l"(least));
 }
 
 // How many of a warp's words in shared memory are greater than `key`, which is not the greatest there is.

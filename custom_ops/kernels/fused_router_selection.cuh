@@ -33,10 +33,9 @@ class WarpSelection {
 
   __device__ explicit WarpSelection(Shared& shared) : shared_(shared), lane_(threadIdx.x % kWarp) {}
 
-  // Finds the choices among the lanes' keys (0: no expert), whose experts are expert_of(i). False where too many equal
-  // keys compete.
+  // Finds the choices among the lanes' keys (0: no expert), whose experts are expert_of(i).
   template <int kOwned, typename ExpertOf>
-  __device__ bool Choose(const uint32_t (&key)[kOwned], ExpertOf expert_of, int32_t k, Choice* choice) {
+  __device__ void Choose(const uint32_t (&key)[kOwned], ExpertOf expert_of, int32_t k, Choice* choice) {
     const uint32_t bound = LowerBound(key, k);
     uint32_t mine = 0u;
 #pragma unroll
@@ -50,14 +49,14 @@ class WarpSelection {
     }
     __syncwarp();
     const uint32_t count = shared_.count;
-    if (ORT_MOE_RARE(count > (k > kFewChosen ? kMaxCandidates : kMaxOfFew))) return false;
-    if (ORT_MOE_RARE(count > kWarp)) {
+    if (ORT_MOE_RARE(count > (k > kFewChosen ? kMaxCandidates : kMaxOfFew))) {
+      ChooseInRounds(key, expert_of, k, choice);
+    } else if (ORT_MOE_RARE(count > kWarp)) {
       RankMany(count, k, choice);
     } else {
       const uint64_t candidate = shared_.candidates[lane_];
       Hold(candidate, candidate == 0u ? kWarp : RankOf(candidate, Rounded(count)), choice);
     }
-    return true;
   }
 
   // Key of the row's best, after Choose.
@@ -97,27 +96,47 @@ class WarpSelection {
     if (lane_ == 0) shared_.count = 0u;
     __syncwarp();
     best_key_ = WarpMax(best);
-    int32_t better = 0;  // lanes with a better best
-#pragma unroll
-    for (int v = 0; v < kWarp / 4; ++v) {
-      const uint4 bests = reinterpret_cast<const uint4*>(shared_.bests)[v];
-      better += (bests.x > best) + (bests.y > best) + (bests.z > best) + (bests.w > best);
-    }
+    const int32_t better = CountBetter(shared_.bests, best);
     return max(WarpMin(better < k ? best : 0xffffffffu), 1u);
   }
 
   // How many of the first `count` candidates rank before this one; count is Rounded, zeros fill it up.
   __device__ int32_t RankOf(uint64_t candidate, uint32_t count) const {
-    int32_t rank = 0;
+    uint32_t rank = 0u;
 #pragma unroll 1
     for (uint32_t other = 0; other < count; other += kAtOnce) {
 #pragma unroll
       for (int n = 0; n < kAtOnce / 2; ++n) {
         const ulonglong2 two = reinterpret_cast<const ulonglong2*>(shared_.candidates)[other / 2 + n];
-        rank += (two.x > candidate) + (two.y > candidate);
+        CountIf64(two.x, candidate + 1u, &rank);
+        CountIf64(two.y, candidate + 1u, &rank);
       }
     }
-    return rank;
+    return static_cast<int32_t>(rank);
+  }
+
+  // Where too many equal keys compete: a round per choice, which takes its key away.
+  template <int kOwned, typename ExpertOf>
+  __device__ void ChooseInRounds(const uint32_t (&key)[kOwned], ExpertOf expert_of, int32_t k, Choice* choice) const {
+    constexpr int32_t kNone = 0x7fffffff;
+    uint32_t left[kOwned];
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) left[i] = key[i];
+    *choice = Choice{};
+#pragma unroll 1
+    for (int32_t j = 0; j < k; ++j) {
+      uint32_t best = 0u;
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) best = max(best, left[i]);
+      best = WarpMax(best);
+      int32_t expert = kNone;
+#pragma unroll
+      for (int i = kOwned - 1; i >= 0; --i) expert = left[i] == best ? expert_of(i) : expert;
+      expert = static_cast<int32_t>(WarpMin(expert));
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) left[i] = expert_of(i) == expert ? 0u : left[i];
+      if (lane_ == j) *choice = {j, expert, best};
+    }
   }
 
   __device__ void RankMany(uint32_t count, int32_t k, Choice* choice) {

@@ -51,9 +51,8 @@ class WarpRow {
 
   __device__ void PointTo(int64_t row) { logits_ = Settled(LogitsOfRow<T>(p_, row)); }
 
-  // The row pointed to. on_choice(Choice) is called by the whole warp as soon as the choices are known.
-  template <typename OnChoice>
-  __device__ void Route(int64_t row, OnChoice on_choice) {
+  // Finds the choices of the row pointed to, and whether a logit is NaN.
+  __device__ __forceinline__ RowSoftmax Choose(bool* has_nan) {
     float x[kOwned];
     uint32_t key[kOwned];
     float bias[kOwned];
@@ -63,15 +62,25 @@ class WarpRow {
     bool nan = false;
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) nan |= IsNaN(x[i]);
-    nan = __any_sync(kAllLanes, nan);
+    *has_nan = __any_sync(kAllLanes, nan);
     if constexpr (kPlain) {
       MakeKeys(x, key);
     } else {
       softmax = ScoreExperts(x, bias, key);
       if (p_.grouped) MaskGroups(key);
     }
-    const auto expert_of = [this](int i) { return Expert(i); };
-    if (ORT_MOE_RARE(!selection_.Choose(key, expert_of, p_.k, &choice_))) ChooseInRounds(key);
+    selection_.Choose(key, [this](int i) { return Expert(i); }, p_.k, &choice_);
+    return softmax;
+  }
+
+  // Of this lane, after Choose.
+  __device__ const Choice& choice() const { return choice_; }
+
+  // The row pointed to. on_choice(Choice) is called by the whole warp as soon as the choices are known.
+  template <typename OnChoice>
+  __device__ void Route(int64_t row, OnChoice on_choice) {
+    bool nan;
+    const RowSoftmax softmax = Choose(&nan);
     on_choice(choice_);
     if constexpr (!kPlain) {
       if (ORT_MOE_RARE(p_.score == Score::kSparseMixer)) {
@@ -79,6 +88,10 @@ class WarpRow {
       }
     }
     WeighChosen(*this, p_, softmax, nan);
+    Store(row);
+  }
+
+  __device__ __forceinline__ void Store(int64_t row) const {
     if (choice_.rank < p_.k) {
       p_.weights[row * p_.columns + choice_.rank] = value_;
       p_.indices[row * p_.columns + choice_.rank] = choice_.expert;
@@ -130,7 +143,7 @@ class WarpRow {
 
   __device__ bool IsMasked(int32_t expert) const { return p_.grouped && keep_[expert / p_.group_size] == 0u; }
 
- private:
+ protected:
   __device__ int32_t Chunk(int c) const { return lane_ + c * kWarp; }
   __device__ int32_t Expert(int i) const {
     return kWholeChunks ? Chunk(i / kChunk) * kChunk + i % kChunk : lane_ * kOwned + i;
@@ -295,29 +308,6 @@ class WarpRow {
 
   __device__ const uint32_t* SharedKeys() const { return reinterpret_cast<const uint32_t*>(shared_.by_expert); }
 
-  // Where floods of equal keys overflow the selection's list: a round per choice, which takes its key away.
-  __device__ void ChooseInRounds(const uint32_t (&key)[kOwned]) {
-    constexpr int32_t kNone = 0x7fffffff;
-    uint32_t left[kOwned];
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) left[i] = key[i];
-    choice_ = Choice{};
-#pragma unroll 1
-    for (int32_t j = 0; j < p_.k; ++j) {
-      uint32_t best = 0u;
-#pragma unroll
-      for (int i = 0; i < kOwned; ++i) best = max(best, left[i]);
-      best = WarpMax(best);
-      int32_t expert = kNone;
-#pragma unroll
-      for (int i = kOwned - 1; i >= 0; --i) expert = left[i] == best ? Expert(i) : expert;
-      expert = static_cast<int32_t>(WarpMin(expert));
-#pragma unroll
-      for (int i = 0; i < kOwned; ++i) left[i] = Expert(i) == expert ? 0u : left[i];
-      if (lane_ == j) choice_ = {j, expert, best};
-    }
-  }
-
   __device__ void MaskGroups(uint32_t (&key)[kOwned]) {
     if (kKind == RouterKind::kAny && ORT_MOE_RARE(p_.log2_group_chunks < 0 || p_.group_score_top > 2)) {
       return MaskAnyGroups(key);
@@ -374,7 +364,7 @@ __global__ void __launch_bounds__(kMaps ? MaxThreadsWithMaps(MaxMapRows(kOwned),
   extern __shared__ __align__(16) unsigned char shared[];
   RouterMaps<kMaps> maps(p, shared);
   if (maps.BuildsHere()) return maps.Build();
-  const int warp = threadIdx.x / kWarp;
+  const int warp = WarpOfBlock();
   const int warps = maps.row_warps();
   const int64_t step = static_cast<int64_t>(gridDim.x) * warps;
   int64_t row = static_cast<int64_t>(blockIdx.x) * warps + warp;
