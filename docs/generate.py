@@ -64,6 +64,17 @@ PDL and PyTorch. The last column is what the kernel reads and writes, as a share
 same run.
 """
 
+_ROUTER_BOUNDS = """\
+What bounds 8192 tokens is instructions, then the latency of one wave of warps: 128/8 moves its bytes in 2.4 us, and
+takes 0.45 us less where logits are brought into the L2 ahead of the wait for the kernel before, which a model's, just
+written there, need not. Lists of keys that every lane merges whole took 4.2 us; merged where they lie, of a lane's four
+best, 3.4. Sigmoids are estimated but for the few that may be chosen: 8.1 us beside 10.9 for 8 of 256 in groups. Other
+designs, in us at 8192 tokens: two rows to a warp, each half of which finishes one, 6.6 beside 7.5 for 8 of 256 sigmoids
+and 9.2 beside 10.7 for 8 of 384, but 9.9 beside 8.1 in groups, for there is one wave, and it waits for the few rows
+that have many candidates; 512/10 of fp32 logits by their floats in place of keys, with the next row's loads ahead, 9.3
+beside 10.2, but 25 where rows are sorted or all equal; at 1024 tokens two rows to a warp take 1.5 to 2 times as long.
+"""
+
 _MAPS_HEADER = """\
 ## FusedRouter with routing maps
 
@@ -304,6 +315,7 @@ def performance() -> str:
     parts = [
         _PERFORMANCE_HEADER,
         _recorded("router", router, partial(_beside_peer, router_times)),
+        _ROUTER_BOUNDS,
         _MAPS_HEADER,
         _recorded("router_maps", router, partial(_beside_peer, router_times)),
         _MAPS_BOUNDS,

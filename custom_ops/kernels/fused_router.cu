@@ -2,15 +2,17 @@
 // take a launcher of their own behind it.
 //
 // Mapping: who owns a row depends on the configuration alone, never on its values or on other rows.
-//   lane     8 lanes a row, 4 rows a warp   E <= 8, no groups
-//   packed   4 to 32 lanes a row            E <= 512, k <= 8 or 16, a softmax of the chosen of half-precision logits,
-//                                           without maps: a key and its expert in a word
-//   warp     a warp a row                   E <= 1024, k <= 32: keys in registers
-//   block    128 threads a row              the rest, as far as shared memory goes (E about 16384), where keys lie
+//   lane       8 lanes a row, 4 rows a warp   E <= 8, no groups
+//   packed     4 to 32 lanes a row            E <= 512, k <= 8 or 16, a softmax of the chosen of half-precision logits,
+//                                             without maps: a key and its expert in a word
+//   estimated  a warp a row                   sigmoids of 128 < E <= 512, in groups up to 256, k <= 16, without maps:
+//                                             few of them are computed
+//   warp       a warp a row                   E <= 1024, k <= 32: keys in registers
+//   block      128 threads a row              the rest, as far as shared memory goes (E about 16384), where keys lie
 // Bytes: rows * (E * sizeof(logit) + 8 * k), each once; 1.1 KB for a row of E = 512 in half precision.
 // Bound by: at few rows latency: the launch, one load from memory, and how fast one warp's instructions arrive, most of
 // them executed once; at many rows instruction issue: packed takes 100 warp instructions a row of 128 experts, warp
-// 400, and 1000 with sigmoids, a bias and groups.
+// 400, and 1000 with sigmoids, a bias and groups, for which estimated takes 500.
 // Why so: sums have one order on all paths (128 partial sums by chunks of 8 experts), which fits lanes that own chunks
 // of 16 bytes; then a row needs no exchange but the final butterfly. Selection counts instead of taking a round per
 // choice. What most routers are, a softmax over the chosen or a sigmoid, has instantiations of its own without the
@@ -22,6 +24,7 @@
 
 #include "kernels/fused_router.h"
 #include "kernels/fused_router_block.cuh"
+#include "kernels/fused_router_estimated.cuh"
 #include "kernels/fused_router_lane.cuh"
 #include "kernels/fused_router_packed.cuh"
 #include "kernels/fused_router_params.cuh"
@@ -66,6 +69,29 @@ cudaError_t LaunchWarp(const RouterParams& p, cudaStream_t stream) {
   const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
   return Launch<FusedRouterWarpKernel<T, kOwned, kKind, false>>(Grid(p.rows, warps), warps * kWarp, warps * warp_bytes,
                                                                 stream, p);
+}
+
+template <typename T, int kOwned>
+cudaError_t LaunchEstimated(const RouterParams& p, cudaStream_t stream) {
+  int device = 0, multiprocessors = 1;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+  const int warps = p.rows < kManyRows ? 1 : kMaxWarpsPerBlock;
+  dim3 grid = Grid(p.rows, warps);
+  const unsigned at_once = multiprocessors * kEstimatedBlocks, rows_of_warp = (grid.x + at_once - 1) / at_once;
+  if (warps > 1) grid.x = (grid.x + rows_of_warp - 1) / rows_of_warp;
+  return Launch<FusedRouterEstimatedKernel<T, kOwned>>(grid, warps * kWarp,
+                                                       warps * EstimatedRow<T, kOwned>::SharedBytes(p), stream, p);
+}
+
+// Few experts take less time without estimates.
+template <typename T, int kOwned>
+cudaError_t LaunchSigmoid(const RouterParams& p, cudaStream_t stream) {
+  const bool estimated = !p.has_maps && p.experts > 4 * kWarp && SigmoidEstimates<kOwned>::Fits(p);
+  return estimated ? LaunchEstimated<T, kOwned>(p, stream) : LaunchWarp<T, kOwned, RouterKind::kSigmoid>(p, stream);
 }
 
 template <typename T, RouterKind kKind>
@@ -114,14 +140,13 @@ cudaError_t LaunchSoftmaxOfChosen(const RouterParams& p, cudaStream_t stream) {
 template <typename T>
 cudaError_t LaunchOfType(const RouterParams& p, cudaStream_t stream) {
   if (IsSoftmaxOfChosen(p)) return LaunchSoftmaxOfChosen<T>(p, stream);
-  constexpr RouterKind kAny = RouterKind::kAny, kSigmoid = RouterKind::kSigmoid;
+  constexpr RouterKind kAny = RouterKind::kAny;
   if (p.experts > kMaxWarpExperts || p.k > kMaxWarpChosen) return LaunchBlock<T, kAny>(p, stream);
   if (p.experts <= kChunk && !p.grouped && p.score != Score::kSparseMixer) return LaunchLanes<T, kAny>(p, stream);
   const bool sigmoid = IsSigmoid(p);
-  if (p.experts <= 8 * kWarp)
-    return sigmoid ? LaunchWarp<T, 8, kSigmoid>(p, stream) : LaunchWarp<T, 8, kAny>(p, stream);
+  if (p.experts <= 8 * kWarp) return sigmoid ? LaunchSigmoid<T, 8>(p, stream) : LaunchWarp<T, 8, kAny>(p, stream);
   if (p.experts <= 16 * kWarp) {
-    return sigmoid ? LaunchWarp<T, 16, kSigmoid>(p, stream) : LaunchWarp<T, 16, kAny>(p, stream);
+    return sigmoid ? LaunchSigmoid<T, 16>(p, stream) : LaunchWarp<T, 16, kAny>(p, stream);
   }
   return LaunchWarp<T, 32, kAny>(p, stream);
 }

@@ -1,6 +1,7 @@
 // FusedRouter: from attributes and arguments to the parameters of its kernels.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/fused_router.h"
@@ -50,6 +51,8 @@ inline RouterParams MakeRouterParams(const RouterConfig& config, const RouterArg
   p.softmax_of_experts =
       softmax && !config.score_after_topk && (!p.ranks_logits || (!from_selection && !normalizes_softmax));
   p.vector_loads = args.experts % kChunk == 0 && reinterpret_cast<uintptr_t>(args.logits) % sizeof(uint4) == 0;
+  const int32_t ranked = p.grouped ? p.topk_groups * p.group_size : p.experts;
+  p.few_reach_bound = p.vector_loads && std::min(ranked, kWarp * kChunk) >= 2 * p.k * kChunk;
   return p;
 }
 

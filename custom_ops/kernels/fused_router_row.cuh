@@ -59,7 +59,8 @@ struct RouterParams {
   bool softmax_of_experts;  // keys or weights need the softmax over all experts
   bool ranks_logits;        // the key is x, before bias and groups
   bool grouped;
-  bool vector_loads;  // every chunk of every row is whole and 16-byte aligned
+  bool vector_loads;     // every chunk of every row is whole and 16-byte aligned
+  bool few_reach_bound;  // that of the lanes' bests: the experts ranked have twice as many lanes as are chosen
   bool has_maps;
   MapsParams maps;
   int32_t row_warps;  // of a block that builds maps; its other warps do that
@@ -272,6 +273,13 @@ __device__ __forceinline__ float Butterfly(float p0, float p32, float p64, float
 
 __device__ __forceinline__ uint32_t WarpMax(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 __device__ __forceinline__ uint32_t WarpMin(uint32_t value) { return __reduce_min_sync(kAllLanes, value); }
+
+// In shared memory; predicated, never a branch.
+__device__ __forceinline__ void StoreIf(bool condition, int32_t* address, int32_t value) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.shared.b32 [%1], %2; }" ::"r"(uint32_t{condition}),
+               "r"(static_cast<uint32_t>(__cvta_generic_to_shared(address))), "r"(value)
+               : "memory");
+}
 
 // Of this thread, in a way that compilers know to be the same for the whole warp: what depends on it needs no care for
 // lanes that part, and no registers of each lane.

@@ -59,6 +59,36 @@ class WarpSelection {
     }
   }
 
+  // Finds the choices among experts that are known to have the k best among them: bit i of a lane is expert_of(i), and
+  // key_of(expert) is called once for each. False where there are more than lanes.
+  template <typename ExpertOf, typename KeyOf>
+  __device__ __forceinline__ bool ChooseOf(uint32_t reaching, ExpertOf expert_of, KeyOf key_of, Choice* choice) {
+    int32_t* const experts = reinterpret_cast<int32_t*>(shared_.chosen);
+    uint32_t count = 0u;
+#pragma unroll 1
+    while (true) {
+      const unsigned lanes = __ballot_sync(kAllLanes, reaching != 0u);
+      if (lanes == 0u) break;
+      const uint32_t place = count + __popc(lanes & ((1u << lane_) - 1u));
+      count += __popc(lanes);
+      if (ORT_MOE_RARE(count > kWarp)) return false;
+      ort_moe::StoreIf(reaching != 0u, experts + place, expert_of(__ffs(static_cast<int>(reaching)) - 1));
+      reaching &= reaching - 1u;
+    }
+    __syncwarp();
+    const bool holds = lane_ < count;
+    const int32_t expert = holds ? experts[lane_] : 0;
+    const uint32_t key = key_of(expert);
+    const uint64_t candidate = holds ? Candidate(key, expert) : 0u;
+    shared_.candidates[lane_] = candidate;
+    __syncwarp();
+    Hold(candidate, holds ? RankOf(candidate, Rounded(count)) : kWarp, choice);
+    return true;
+  }
+
+  // 32 words of shared memory that are free between choices.
+  __device__ uint32_t* words() const { return shared_.bests; }
+
   // Key of the row's best, after Choose.
   __device__ uint32_t best_key() const { return best_key_; }
 

@@ -41,13 +41,14 @@ SCORINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def launch(case: RouterCase) -> Routed:
-    """Weights and indices of the CUDA launcher, written over a poison."""
-    rows = math.prod(case.shape[:-1])
-    shape = (*case.shape[:-1], case.k)
+def launch(case: RouterCase, rows: int | None = None) -> Routed:
+    """Weights and indices of the CUDA launcher, written over a poison; of so many rows, which repeat the case's."""
+    given = case.logits if rows is None else case.logits[np.arange(rows) % len(case.logits)]
+    rows = math.prod(given.shape[:-1])
+    shape = (*given.shape[:-1], case.k)
     weights, indices = poisoned(shape, np.float32), poisoned(shape, np.int32)
     vectors = [None if v is None else DeviceArray(v) for v in (case.selection_bias, case.expert_scale)]
-    logits = DeviceArray(case.logits)
+    logits = DeviceArray(given)
     kernels.fused_router(
         RouterConfig.from_attributes(case.attributes),
         rows=rows,
@@ -139,6 +140,35 @@ def test_packed_keys(onnx_type: str, texture: str) -> None:
         check_launcher(packed_case(experts, 2051, (1, 6, 8)[n], n, onnx_type=onnx_type, texture=texture))
 
 
+def sigmoid_cases(texture: str) -> list[RouterCase]:
+    """Routers whose sigmoids are estimated, most of them, and beside those some whose are not."""
+    groups = {"num_groups": 8, "topk_groups": 4, "group_score_top": 2, "group_fill": 0.0}
+    many_groups = {"num_groups": 16, "topk_groups": 9, "group_score_top": 2, "group_fill": 0.0}
+    two_groups = {"num_groups": 2, "topk_groups": 1, "group_score_top": 1, "group_fill": -math.inf}
+    sigmoid: dict[str, Any] = {"score": "sigmoid", "normalize": 1, "normalize_eps": 1e-20, "scale": 2.5}
+    routers: list[tuple[int, int, dict[str, Any]]] = [
+        (256, 8, groups), (256, 8, many_groups), (256, 6, two_groups), (192, 5, {"normalize": 0}), (144, 1, {}),
+        (256, 16, {}), (384, 8, {}), (512, 10, {}), (512, 16, {}), (128, 8, {}), (512, 8, groups),
+    ]  # fmt: skip
+    return [
+        make_case(
+            experts, 37, {"k": k} | sigmoid | given, onnx_type=type_of(n), texture=texture, seed=n,
+            has_selection_bias=n % 4 != 3, has_expert_scale=n % 2 == 1,
+        )
+        for n, (experts, k, given) in enumerate(routers)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("texture", TEXTURES)
+def test_estimated_sigmoids(texture: str) -> None:
+    """Rows one to a warp and, where there are thousands, several."""
+    for n, case in enumerate(sigmoid_cases(texture)):
+        check_launcher(case)
+        repeated = np.arange(8501 + n % 2) % len(case.logits)
+        weights, indices = case.emulate()
+        assert_same(case, launch(case, len(repeated)), (weights[repeated], indices[repeated]))
+
+
 @pytest.mark.parametrize("texture", TEXTURES)
 def test_textures(texture: str) -> None:
     n = 0
@@ -208,6 +238,9 @@ def test_few_of_each_path() -> None:
     for experts, rows, k in ((40, 35, 3), (40, 2051, 3), (128, 35, 8), (256, 35, 8), (512, 35, 10)):
         for texture in ("ties", "nan", "constant"):
             check_launcher(packed_case(experts, rows, k, onnx_type="bfloat16", texture=texture))
+    for texture in ("normal", "ties", "nan"):
+        for case in sigmoid_cases(texture)[:8]:
+            check_launcher(case)
 
 
 def test_unaligned_rows() -> None:
