@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from ort_moe.graphs.node_kinds import experts_inputs
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, ROUTING_MAPS, VERSION, AttributeValue
 from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.experts.body_float8 import Float8Body
@@ -26,7 +26,7 @@ _MAPS = {tensor.name for tensor in ROUTING_MAPS}
 
 def has_portable_form(node: ir.Node, opset: int) -> bool:
     """Whether standard operators of this version stand for the node: weights they gather, and maps built inside."""
-    given = _given(node)
+    given = experts_inputs(node)
     known = given["x"].dtype is not None and dim(given["fc1_weights"], 0) is not None and _sizes(node) is not None
     return is_portable(_attributes(node).get("weight_format"), opset) and not _MAPS & set(given) and known
 
@@ -34,7 +34,7 @@ def has_portable_form(node: ir.Node, opset: int) -> bool:
 def overload(node: ir.Node, opset: int) -> str:
     """A name that tells the configuration: readable in front, unique by its digest."""
     attributes = _attributes(node)
-    given = _given(node)
+    given = experts_inputs(node)
     description = {
         "attributes": {name: str(value) for name, value in sorted(attributes.items())},
         "inputs": [value is not None for value in node.inputs],
@@ -56,7 +56,7 @@ def build_function(node: ir.Node, opset: int) -> ir.Function:
         opset: 13 or newer.
     """
     attributes = _attributes(node)
-    given = _given(node)
+    given = experts_inputs(node)
     dtype, experts = given["x"].dtype, dim(given["fc1_weights"], 0)
     assert dtype is not None
     assert experts is not None
@@ -77,17 +77,9 @@ def _attributes(node: ir.Node) -> dict[str, AttributeValue]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
-def _given(node: ir.Node) -> Mapping[str, ir.Value]:
-    return {
-        tensor.name: value
-        for tensor, value in zip(FUSED_EXPERTS.inputs, node.inputs, strict=False)
-        if value is not None
-    }
-
-
 def _sizes(node: ir.Node) -> dict[str, tuple[int, int]] | None:
     """N and the last length of the weights of each layer; dense ones need none."""
-    given = _given(node)
+    given = experts_inputs(node)
     found = {layer: stored_sizes(given, layer) for layer in ("fc1", "fc2")}
     if _attributes(node).get("weight_format") == "dense":
         return dict.fromkeys(found, (0, 0))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ort_moe.ops.experts_config import ExpertsConfig
+from ort_moe.rewrites.body_writer import BodyWriter
 from ort_moe.rewrites.experts.body_weights import Matrices
 
 
-class Body:
+class Body(BodyWriter):
     """Writes the steps of one configuration to a tape.
 
     K stands before the last axis: (..., K, N) are the rows of a token's choices.
@@ -22,8 +22,8 @@ class Body:
     def __init__(
         self, config: ExpertsConfig, dtype: ir.DataType, experts: int, sizes: Mapping[str, tuple[int, int]]
     ) -> None:
+        super().__init__(ir.tape.Tape())
         self._sizes = sizes
-        self.tape = ir.tape.Tape()
         self._config = config
         self._dtype = dtype
         self._experts = experts
@@ -124,16 +124,3 @@ class Body:
 
     def _narrow(self, value: ir.Value) -> ir.Value:
         return value if self._dtype == ir.DataType.FLOAT else self._op("Cast", value, to=self._dtype)
-
-    def _op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        return self.tape.op(op_type, list(inputs), attributes)
-
-    def _ints(self, *numbers: int) -> ir.Value:
-        return self.tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
-
-    def _ints32(self, number: int) -> ir.Value:
-        return self.tape.op("Constant", [], {"value": ir.tensor(np.array([number], np.int32))})
-
-    def _float(self, number: float) -> ir.Value:
-        # One-dimensional, as in the routers' bodies: ONNX Runtime has refused rank-0 constants in inlined ones.
-        return self.tape.op("Constant", [], {"value": ir.tensor(np.array([number], np.float32))})

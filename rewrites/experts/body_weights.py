@@ -7,7 +7,6 @@ holds them exactly. There is no such way for weights in float8: `body_float8.py`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.packing import arrays
+from ort_moe.rewrites.body_writer import BodyWriter
 from ort_moe.rewrites.values import dim
 
 _FLOAT8 = ("fp8", "nvfp4")
@@ -36,7 +36,7 @@ def stored_sizes(given: Mapping[str, ir.Value], layer: str) -> tuple[int, int] |
     return None if rows is None or width is None else (rows, width)
 
 
-class Matrices:
+class Matrices(BodyWriter):
     """Writes the matrices of one layer in a packed format to a tape.
 
     Args:
@@ -55,7 +55,8 @@ class Matrices:
         layer: str,
         sizes: tuple[int, int],
     ) -> None:
-        self._tape, self._config, self._given, self._layer = tape, config, given, layer
+        super().__init__(tape)
+        self._config, self._given, self._layer = config, given, layer
         self._rows, width = sizes
         self._depth = width if config.weight_format == "int8" else 2 * width
         self._count = self._depth // config.scale_block
@@ -64,9 +65,9 @@ class Matrices:
         """Float32 (..., K, N, D) of the experts `ids` (..., K)."""
         stored = self._gather("weights", ids)
         if self._config.weight_format in ("int4", "int8"):
-            codes = self._float(self._codes(stored, ids, self._depth))
+            codes = self._wide(self._codes(stored, ids, self._depth))
             weights = self._op("Sub", self._in_blocks(codes, ids), self._zero_points(ids))
-            scales = self._float(self._gather("scales", ids))
+            scales = self._wide(self._gather("scales", ids))
         else:
             table = self._constant(arrays.E2M1)
             weights = self._in_blocks(self._op("Gather", table, self._codes(stored, ids, self._depth)), ids)
@@ -98,7 +99,7 @@ class Matrices:
         if f"{self._layer}_zero_points" not in self._given:
             return self._constant(np.array([8.0 if self._config.weight_format == "int4" else 128.0], np.float32))
         codes = self._codes(self._gather("zero_points", ids), ids, self._count)
-        return self._op("Unsqueeze", self._float(codes), self._ints(-1))
+        return self._op("Unsqueeze", self._wide(codes), self._ints(-1))
 
     def _exponents(self, ids: ir.Value) -> ir.Value:
         """The powers of two that e8m0 stands for."""
@@ -108,7 +109,7 @@ class Matrices:
 
     def _float8(self, ids: ir.Value) -> ir.Value:
         scales = self._op("Cast", self._given[f"{self._layer}_scales"], to=ir.DataType.FLOAT16)
-        return self._float(self._op("Gather", scales, ids, axis=0))
+        return self._wide(self._op("Gather", scales, ids, axis=0))
 
     def _in_blocks(self, values: ir.Value, ids: ir.Value) -> ir.Value:
         return self._shaped(values, ids, self._rows, self._count, self._config.scale_block)
@@ -122,14 +123,5 @@ class Matrices:
     def _gather(self, part: str, ids: ir.Value) -> ir.Value:
         return self._op("Gather", self._given[f"{self._layer}_{part}"], ids, axis=0)
 
-    def _float(self, value: ir.Value) -> ir.Value:
+    def _wide(self, value: ir.Value) -> ir.Value:
         return self._op("Cast", value, to=ir.DataType.FLOAT)
-
-    def _op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        return self._tape.op(op_type, list(inputs), attributes)
-
-    def _ints(self, *numbers: int) -> ir.Value:
-        return self._constant(np.array(numbers, np.int64))
-
-    def _constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
-        return self._tape.op("Constant", [], {"value": ir.tensor(array)})

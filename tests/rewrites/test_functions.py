@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 
 from ort_moe.installation.environment import version_tuple
 from ort_moe.ops import FUSED_ROUTER
-from ort_moe.rewrites.functions import attach_functions, build_function, drop_unread_functions
+from ort_moe.rewrites.functions import attach_functions, drop_unread_functions
+from ort_moe.rewrites.router_body import build_function
 from ort_moe.rewrites.router_node import Router
 from tests.op_models import op_model, run_session
 from tests.rewrites.blocks import cpu_session
