@@ -203,7 +203,7 @@ _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 _JSON_HEADER = """\
 # JSON documents
 
-<!-- Generated from ort_moe/json_schemas/__init__.py by `make docs`; edit it instead. -->
+<!-- Generated from the modules in ort_moe/json_schemas/ by `make docs`; edit them instead. -->
 
 What `--json` prints on stdout and `--report` writes has a JSON Schema (draft 2020-12) in the package, in the folder
 `ort_moe/json_schemas/`. The schemas are closed: every key is always there, and there are no others. Any change of a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,12 @@ from jsonschema import Draft202012Validator, ValidationError
 import models.fixtures
 import ort_moe
 from docs.code_examples import EXAMPLES
-from ort_moe import json_schemas
 from ort_moe.inspection.explain import Explanation
 from ort_moe.inspection.inspect import Changes
 from ort_moe.json_schemas import SCHEMAS
 from ort_moe.rewrites import rewrite
+from tests.ort_moe.published_schemas import PUBLISHED, check
 from tests.ort_moe.tiny_models import fused, original, save
-
-PUBLISHED = {path.stem: json.loads(path.read_text()) for path in Path(json_schemas.__file__).parent.glob("*.json")}
-
-
-def check(name: str, document: dict[str, Any]) -> None:
-    """Holds a document, as it comes out of JSON, against the published schema."""
-    Draft202012Validator(PUBLISHED[name]).validate(json.loads(json.dumps(document, allow_nan=False)))
 
 
 def test_schemas_are_schemas() -> None:

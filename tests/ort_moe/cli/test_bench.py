@@ -12,7 +12,7 @@ import pytest
 from ort_moe.cli.exit_codes import ExitCode
 from tests.ort_moe.benchmarking.models import EXPORT, not_loadable
 from tests.ort_moe.cli.conftest import Command
-from tests.ort_moe.test_json_schemas import check
+from tests.ort_moe.published_schemas import check
 from tests.ort_moe.tiny_models import fused, save
 
 pytestmark = pytest.mark.usefixtures("in_this_process")

@@ -20,7 +20,7 @@ from ort_moe.optimization.optimize import optimize
 from ort_moe.running.session import session
 from ort_moe.verification import SiteCheck, Verification
 from tests.genai_folders import config, contents, genai_folder
-from tests.ort_moe.test_json_schemas import check
+from tests.ort_moe.published_schemas import check
 from tests.ort_moe.tiny_models import fused, original, save
 
 CARRIED = {"tokenizer.json", "adapters/one.onnx_adapter"}

@@ -19,7 +19,7 @@ from ort_moe.files.weights_file import WeightsFile
 from ort_moe.optimization.optimize import optimize
 from ort_moe.verification.tolerance import TOLERANCES
 from tests.ort_moe.large_models import LargeModel
-from tests.ort_moe.test_json_schemas import check
+from tests.ort_moe.published_schemas import check
 
 SMALL = LargeModel(layers=2, experts=4, k=2, hidden=64, inner=64)
 """Fit for every format; the second layer's weights are turned."""
