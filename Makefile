@@ -14,6 +14,7 @@ OTHER_WHEEL := $(if $(filter gpu,$(ORT)),onnxruntime,onnxruntime-gpu)# the two s
 FLOOR := 1.27.0# the oldest ONNX Runtime supported
 GENAI := 0.18.0# the onnxruntime-genai that tests build models with
 NATIVE := $(shell git ls-files custom_ops)
+PACKAGES := $(shell git ls-files 'ort_moe/*__init__.py' 'rewrites/*__init__.py')# which an editable install knows by name
 NATIVE_CXX := $(filter %.cc %.cu %.cuh %.h,$(NATIVE))
 DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
 
@@ -21,7 +22,7 @@ DEMO := models/fixtures/mixtral_block_dynamo_fp32.onnx
 
 setup: $(READY)
 
-$(READY): pyproject.toml $(NATIVE) scripts/ort_headers.sh
+$(READY): pyproject.toml $(NATIVE) $(PACKAGES) scripts/ort_headers.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	scripts/ort_headers.sh $(HEADERS)
 	@echo "installing, and building the library: a minute or two, and some seven more for CUDA kernels"
