@@ -6,18 +6,8 @@ from collections import deque
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.values import (
-    RESHAPING,
-    dim,
-    integer,
-    integers,
-    is_last_axis,
-    is_op,
-    producer,
-    rank,
-    scalar,
-    through,
-)
+from ort_moe.graphs.operators import RESHAPING
+from ort_moe.rewrites.values import dim, integer, integers, is_last_axis, is_op, producer, rank, scalar, through
 
 CHOICES = ("TopK", "ArgMax")
 """Types of the nodes that choose."""

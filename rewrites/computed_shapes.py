@@ -15,20 +15,9 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.names import Names
-from ort_moe.rewrites.values import (
-    RESHAPING,
-    axes,
-    dim,
-    filling,
-    integer,
-    integers,
-    is_op,
-    producer,
-    rank,
-    scalar,
-    through,
-)
+from ort_moe.rewrites.values import axes, dim, filling, integer, integers, is_op, producer, rank, scalar, through
 from ort_moe.rewrites.vicinity import around
 
 Length = tuple[ir.Value, int] | str

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.rewrites.choice import CHOICES, chosen_indices
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.values import (
     FLOATS,
-    PRODUCTS,
-    RESHAPING,
     constant,
     consumers,
     dim,

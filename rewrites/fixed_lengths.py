@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.values import RESHAPING, constant, integer, integers, is_op, producer, rank
+from ort_moe.graphs.operators import RESHAPING
+from ort_moe.rewrites.values import constant, integer, integers, is_op, producer, rank
 
 Entries = list[int | None]
 """The elements in their order; None: not known."""

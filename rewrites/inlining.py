@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.ops import DOMAIN
 from ort_moe.rewrites.names import Names
 from ort_moe.rewrites.router_node import is_router
-from ort_moe.rewrites.values import PRODUCTS, RESHAPING, is_op, through
+from ort_moe.rewrites.values import is_op, through
 
 _Key = ir.OperatorIdentifier
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import Router
@@ -14,8 +15,6 @@ from ort_moe.rewrites.rule import RefusalLog, Told
 from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     FLOATS,
-    PRODUCTS,
-    RESHAPING,
     constant,
     consumers,
     dim,

@@ -18,13 +18,12 @@ from typing import NoReturn
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.rewrites.choice import chosen_count, chosen_indices, ranked_axis
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import (
     FLOATS,
-    PRODUCTS,
-    RESHAPING,
     constant,
     consumers,
     dim,

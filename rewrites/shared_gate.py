@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.graphs.node_kinds import experts_inputs, is_experts, is_shared_gate_router
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, SHARED_GATE_ROUTER, VERSION
 from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.experts.node import Writer
@@ -20,7 +21,7 @@ from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import RuleInfo
 from ort_moe.rewrites.tidy import discard
-from ort_moe.rewrites.values import RESHAPING, dim, integer, integers, is_op, operands, producer, rank, through
+from ort_moe.rewrites.values import dim, integer, integers, is_op, operands, producer, rank, through
 
 RULE = RuleInfo(
     "shared-gate",

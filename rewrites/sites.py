@@ -14,6 +14,7 @@ from typing import Literal
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
+from ort_moe.graphs.operators import PRODUCTS
 from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.choice import follows_choice, ranks_integers
@@ -25,7 +26,7 @@ from ort_moe.rewrites.routing import may_route, router_width
 from ort_moe.rewrites.rule import Refusal, RefusalLog
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.unseed import will_be_put_back
-from ort_moe.rewrites.values import PRODUCTS, consumers, integers, is_op, label
+from ort_moe.rewrites.values import consumers, integers, is_op, label
 
 Status = Literal["whole", "partly", "left"]
 

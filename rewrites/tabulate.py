@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.values import RESHAPING, Array, constant, integer, is_last_axis, is_op, producer, rank
+from ort_moe.graphs.operators import RESHAPING
+from ort_moe.rewrites.values import Array, constant, integer, is_last_axis, is_op, producer, rank
 
 _DEEPEST = 16
 """Steps from a value to the indices; the longest seen is 4."""

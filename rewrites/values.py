@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALL = 65_536
 """Elements up to which a constant is read; expert weights are larger and stay on disk."""
-
-RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
-"""Ops that hand on their first input's elements in their order."""
-
-PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
-"""Products of matrices: what an expert, or a linear layer, is made of."""
 
 SCORES = ("Softmax", "Sigmoid", "Sqrt")
 """Ops that end a score of the experts."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from ort_moe.rewrites.values import RESHAPING, constant, integer, is_op
+from ort_moe.graphs.operators import RESHAPING
+from ort_moe.rewrites.values import constant, integer, is_op
 
 ARITHMETIC = RESHAPING | {
     "Abs", "Add", "Cast", "Clip", "Div", "Equal", "Exp", "Expand", "GatherElements", "GatherND", "Greater", "Less",

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ort_moe.graphs.node_kinds import experts_inputs, is_experts
+from ort_moe.graphs.operators import PRODUCTS
 from ort_moe.ops import FUSED_EXPERTS
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _GATHERS = {"Gather", "GatherND", "GatherBlockQuantized"}
 _EXPERTS_INDICES = FUSED_EXPERTS.input_index("indices")
 _STACKED = ("_weights", "_scales", "_zero_points")
 """Ends of the names of FusedExperts' inputs that hold a matrix for each expert."""
-_PRODUCTS = {"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"}
 _ENDS = {"ReduceSum", "ReduceMean", "Shape", "Size"}
 """Where the sum over experts has been taken, or something else than activations begins."""
 _SUMS = {"Add", "Sum"}
@@ -141,13 +141,13 @@ class _Walk:
             value, sorted_rows = queue.popleft()
             for node, position in value.uses():
                 others = [other for place, other in enumerate(node.inputs) if place != position and other is not None]
-                if node.op_type in _PRODUCTS or node.op_type == "Mul":
+                if node.op_type in PRODUCTS or node.op_type == "Mul":
                     taken = [other for other in others if self._take(other)]
                     if taken:
                         self.all_experts = self.all_experts or not sorted_rows
                     else:
                         self._backward(others)
-                    if not taken and node.op_type in _PRODUCTS:
+                    if not taken and node.op_type in PRODUCTS:
                         continue
                 elif _ends(node, others):
                     continue
@@ -168,7 +168,7 @@ class _Walk:
                 continue
             inputs = [value for value in node.inputs if value is not None]
             selects = selects or (node.op_type in _GATHERS and _is_computed(inputs[0]))
-            if node.op_type in _PRODUCTS:
+            if node.op_type in PRODUCTS:
                 inputs = [value for value in inputs if not self._take(value)]
                 if len(inputs) == len(node.inputs):
                     continue

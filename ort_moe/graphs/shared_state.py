@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from ort_moe.graphs.operators import RESHAPING
+
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-"""Their output may lie where their input does."""
 
 _MAY_DO_NOTHING = {"Cast", "CastLike", "Dropout", "Expand", "Pad", "Slice", "Tile", "Transpose"}
 _MAY_DO_NOTHING_WITH_A_CONSTANT = {"Add", "Div", "Mul", "Pow", "Sub"}
@@ -122,7 +121,7 @@ def _may_vanish(node: ir.Node, position: int) -> bool:
         return False
     others = [value for n, value in enumerate(node.inputs) if n != position]
     return (
-        (node.op_type in _VIEWS | _MAY_DO_NOTHING and position == 0)
+        (node.op_type in RESHAPING | _MAY_DO_NOTHING and position == 0)
         or (node.op_type in _MAY_DO_NOTHING_WITH_A_CONSTANT and all(map(_is_constant, others)))
         or (node.op_type in _DO_NOTHING_ALONE and not others)
     )
@@ -140,7 +139,7 @@ def _writers(value: ir.Value) -> Iterator[ir.Node]:
     writer = value.producer()
     if writer is None:
         return
-    if writer.op_type not in _VIEWS:
+    if writer.op_type not in RESHAPING:
         yield writer
     for position, operand in enumerate(writer.inputs):
         if operand is not None and _may_vanish(writer, position):

@@ -246,7 +246,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     """
     from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
-    from ort_moe.graphs.operator_counts import count_operators
+    from ort_moe.graphs.operators import count_operators
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES

@@ -97,7 +97,7 @@ def optimize_model(
     """
     from ort_moe.files.loading import check_links, load_model
     from ort_moe.files.staged_model import StagedModel, check_target
-    from ort_moe.graphs.operator_counts import count_operators
+    from ort_moe.graphs.operators import count_operators
     from ort_moe.optimization.report import Report
     from ort_moe.rewrites import rewrite
     from ort_moe.rewrites.conversion import told_as_packed

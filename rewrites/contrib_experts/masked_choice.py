@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.values import (
-    RESHAPING,
     consumers,
     dim,
     filling,

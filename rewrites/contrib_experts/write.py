@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_moe.graphs.node_kinds import CONTRIB, experts_inputs, is_experts
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.ops import ROUTING_MAPS, AttributeValue
 from ort_moe.rewrites.contrib_experts.sources import (
     Source,
@@ -26,7 +27,7 @@ from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
-from ort_moe.rewrites.values import RESHAPING, consumers, dim, is_op, label, rank, through_widening
+from ort_moe.rewrites.values import consumers, dim, is_op, label, rank, through_widening
 
 NO_FORM = "no-contrib-form"
 """Slug of the reason why a block has no contrib node."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack, gathered, read_bias, read_stack, through_transposes
 from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
@@ -25,7 +26,7 @@ from ort_moe.rewrites.experts.tokens import (
 )
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers, weighted
 from ort_moe.rewrites.rule import Refusal, RuleInfo
-from ort_moe.rewrites.values import RESHAPING, dim, label, may_spread, operands, producer, rank, through
+from ort_moe.rewrites.values import dim, label, may_spread, operands, producer, rank, through
 
 RULE = RuleInfo(
     "experts-batched-mm",

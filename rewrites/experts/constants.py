@@ -12,20 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.files.streamed_tensor import entry_of, let_go
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.fixed_lengths import cuts
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import (
-    FLOATS,
-    RESHAPING,
-    SMALL,
-    Array,
-    constant,
-    consumers,
-    integer,
-    integers,
-    is_op,
-    label,
-)
+from ort_moe.rewrites.values import FLOATS, SMALL, Array, constant, consumers, integer, integers, is_op, label
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections import deque
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.printing.wording import counted
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack, read_bias, read_stack
@@ -29,19 +30,7 @@ from ort_moe.rewrites.experts.tokens import (
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
 from ort_moe.rewrites.fixed_lengths import repeats
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
-from ort_moe.rewrites.values import (
-    RESHAPING,
-    dim,
-    filling,
-    integer,
-    is_last_axis,
-    is_op,
-    label,
-    operands,
-    producer,
-    rank,
-    through,
-)
+from ort_moe.rewrites.values import dim, filling, integer, is_last_axis, is_op, label, operands, producer, rank, through
 
 RULE = RuleInfo(
     "experts-dense",

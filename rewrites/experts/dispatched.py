@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.single import Term, chosen_by, read_terms
 from ort_moe.rewrites.experts.tokens import matrix, named, require_as_many
@@ -21,7 +22,6 @@ from ort_moe.rewrites.experts.two_layers import weighted
 from ort_moe.rewrites.fixed_lengths import cuts, fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
 from ort_moe.rewrites.values import (
-    RESHAPING,
     constant,
     consumers,
     dim,

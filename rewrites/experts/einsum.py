@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.layer import gathered, through_transposes
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.names import Names, take_over
-from ort_moe.rewrites.values import RESHAPING, is_op, operands, producer, rank, through
+from ort_moe.rewrites.values import is_op, operands, producer, rank, through
 
 
 @dataclass(frozen=True)

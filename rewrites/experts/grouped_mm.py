@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Stack, gathered, joined, read_bias
 from ort_moe.rewrites.experts.linear import Linear, read_linear
@@ -18,17 +19,7 @@ from ort_moe.rewrites.experts.sums import choice_sum, experts_type, rounded_sum
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, TwoLayers, read_two_layers, weighted
 from ort_moe.rewrites.rule import Mismatch, Refusal, RuleInfo
-from ort_moe.rewrites.values import (
-    INDICES,
-    RESHAPING,
-    integer,
-    is_op,
-    operands,
-    producer,
-    rank,
-    through,
-    through_casts,
-)
+from ort_moe.rewrites.values import INDICES, integer, is_op, operands, producer, rank, through, through_casts
 
 RULE = RuleInfo(
     "experts-grouped-mm",

@@ -7,21 +7,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.constants import Constant, join, read_constant
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import (
-    FLOATS,
-    RESHAPING,
-    constant,
-    dim,
-    integer,
-    operands,
-    producer,
-    rank,
-    scalar,
-    through,
-)
+from ort_moe.rewrites.values import FLOATS, constant, dim, integer, operands, producer, rank, scalar, through
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.graphs.node_kinds import experts_inputs
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.ops import FUSED_EXPERTS, SCALED
 from ort_moe.rewrites.computed_shapes import Length, follow, looked_up, target_entries
 from ort_moe.rewrites.experts.node import Writer
@@ -26,19 +27,7 @@ from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.tidy import discard
-from ort_moe.rewrites.values import (
-    PRODUCTS,
-    RESHAPING,
-    consumers,
-    dim,
-    is_op,
-    is_widening,
-    operands,
-    producer,
-    rank,
-    scalar_beside,
-    through,
-)
+from ort_moe.rewrites.values import consumers, dim, is_op, is_widening, operands, producer, rank, scalar_beside, through
 
 _RESIDUAL = FUSED_EXPERTS.input_index("residual")
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

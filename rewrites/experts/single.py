@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.layer import Layer, Stack, joined, read_vectors
 from ort_moe.rewrites.experts.linear import read_linear
@@ -14,7 +15,7 @@ from ort_moe.rewrites.experts.sums import experts_type
 from ort_moe.rewrites.experts.tokens import named, plain, require_as_many, require_choices, require_range
 from ort_moe.rewrites.experts.two_layers import Product, read_two_layers
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import INDICES, RESHAPING, dim, may_spread, rank, through_casts
+from ort_moe.rewrites.values import INDICES, dim, may_spread, rank, through_casts
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ort_moe.graphs.node_kinds import experts_inputs, is_contrib_moe, is_experts
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.ops import AttributeValue
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.experts import EXPERTS_RULES, Fusion
@@ -21,7 +22,7 @@ from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site, Status
 from ort_moe.rewrites.surroundings import surroundings
-from ort_moe.rewrites.values import RESHAPING, consumers, dim, integer, is_op, label, listed
+from ort_moe.rewrites.values import consumers, dim, integer, is_op, label, listed
 
 _MOST_NODES = 8192
 """Nodes looked at before a sum of experts; experts written out one by one take ten nodes each."""

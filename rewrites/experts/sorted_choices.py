@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.experts.layer import entry, gathered
 from ort_moe.rewrites.experts.tokens import chosen, matrix
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     INDICES,
-    RESHAPING,
     constant,
     dim,
     filling,

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.computed_shapes import Length, target_entries
 from ort_moe.rewrites.experts.node import Writer
 from ort_moe.rewrites.fixed_lengths import fixed_integers
 from ort_moe.rewrites.names import Names, take_over
-from ort_moe.rewrites.values import (
-    FLOATS,
-    RESHAPING,
-    axes,
-    dim,
-    integer,
-    is_op,
-    is_same_length,
-    operands,
-    producer,
-    rank,
-    through,
-)
+from ort_moe.rewrites.values import FLOATS, axes, dim, integer, is_op, is_same_length, operands, producer, rank, through
 
 
 def join_tokens(model: ir.Model) -> int:

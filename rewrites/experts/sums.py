@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import (
-    FLOATS,
-    PRODUCTS,
-    RESHAPING,
-    axes,
-    consumers,
-    dim,
-    integer,
-    is_op,
-    label,
-    rank,
-    through,
-)
+from ort_moe.rewrites.values import FLOATS, axes, consumers, dim, integer, is_op, label, rank, through
 
 _MOST_STEPS = 8
 """Values looked at between the sum and the product: a weighing and a bias are between them."""

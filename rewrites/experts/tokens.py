@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.computed_shapes import follow
 from ort_moe.rewrites.fixed_lengths import repeats
 from ort_moe.rewrites.router_node import Router, is_router
@@ -14,7 +15,6 @@ from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.tabulate import tabulate
 from ort_moe.rewrites.values import (
     INDICES,
-    RESHAPING,
     dim,
     integer,
     is_op,

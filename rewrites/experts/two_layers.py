@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.ops import AttributeValue
 from ort_moe.printing.wording import counted
 from ort_moe.rewrites.experts.activation import read_activation
 from ort_moe.rewrites.experts.layer import Layer, Stack
 from ort_moe.rewrites.experts.tokens import named, plain
 from ort_moe.rewrites.rule import Mismatch, Refusal
-from ort_moe.rewrites.values import RESHAPING, dim, label, may_spread, operands, producer, rank, through
+from ort_moe.rewrites.values import dim, label, may_spread, operands, producer, rank, through
 
 
 @dataclass(frozen=True)

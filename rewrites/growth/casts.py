@@ -10,20 +10,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.router_node import float32_initializer, is_router
 from ort_moe.rewrites.rule import Refusal, RouterRule, require
-from ort_moe.rewrites.values import (
-    FLOATS,
-    HALF,
-    INDICES,
-    RESHAPING,
-    Array,
-    constant,
-    filling,
-    is_op,
-    producer,
-    through,
-)
+from ort_moe.rewrites.values import FLOATS, HALF, INDICES, Array, constant, filling, is_op, producer, through
 
 _ARITHMETIC = (
     "Softmax", "Sigmoid", "Exp", "ReduceSum", "ReduceL1", "ReduceL2", "Clip", "Max", "Add", "Mul", "Div", "Where",

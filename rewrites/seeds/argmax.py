@@ -6,21 +6,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import router_width
 from ort_moe.rewrites.rule import Mismatch, RouterRule, require, stand_in
 from ort_moe.rewrites.seeds.plain_topk import seed
-from ort_moe.rewrites.values import (
-    FLOATS,
-    RESHAPING,
-    consumers,
-    integer,
-    is_op,
-    label,
-    producer,
-    reduces_last_axis,
-    through_casts,
-)
+from ort_moe.rewrites.values import FLOATS, consumers, integer, is_op, label, producer, reduces_last_axis, through_casts
 
 _SCORES = ("Softmax", "Sigmoid", "Sqrt", "Add", "LogSoftmax")
 

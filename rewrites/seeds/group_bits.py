@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.rule import Refusal, require
 from ort_moe.rewrites.values import (
-    RESHAPING,
     axes,
     constant,
     dim,

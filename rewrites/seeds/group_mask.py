@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.ops import AttributeValue
 from ort_moe.rewrites.choice import chosen_count
 from ort_moe.rewrites.routing import router_width
@@ -23,7 +24,6 @@ from ort_moe.rewrites.seeds.plain_topk import seed
 from ort_moe.rewrites.values import (
     FLOATS,
     INDICES,
-    RESHAPING,
     constant,
     dim,
     filling,

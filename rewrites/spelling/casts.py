@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
-from ort_moe.rewrites.values import HALF, INDICES, RESHAPING, producer, through_casts
+from ort_moe.rewrites.values import HALF, INDICES, producer, through_casts
 
 _HELD_BY: dict[ir.DataType, frozenset[ir.DataType]] = {
     ir.DataType.FLOAT16: frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE}),

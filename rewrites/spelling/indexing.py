@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.computed_shapes import follow, looked_up
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
-from ort_moe.rewrites.values import RESHAPING, constant, dim, integer, producer, rank, scalar, through
+from ort_moe.rewrites.values import constant, dim, integer, producer, rank, scalar, through
 
 
 def by_coordinates(node: ir.Node, writer: Writer) -> ir.Value | None:

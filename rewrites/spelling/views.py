@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.graphs.operators import RESHAPING
 from ort_moe.rewrites.spelling.writer import Spelling, Writer
 from ort_moe.rewrites.values import (
-    RESHAPING,
     Array,
     axes,
     constant,

@@ -1,4 +1,4 @@
-"""How many nodes of each operator a model has."""
+"""Kinds of standard operators, and how many nodes of each operator a model has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "MatMulNBits", "MatMulInteger"})
+"""Products of matrices: what an expert, or a linear layer, is made of."""
+
+RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
+"""Ops that hand on their first input's elements in their order, so that the output may lie where the input does."""
 
 
 def count_operators(model: ir.Model) -> Counter[str]:
