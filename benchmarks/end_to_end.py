@@ -20,6 +20,7 @@ from typing import Any
 import ort_moe
 from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
+from benchmarks.gpu_state import gpu_state
 from ort_moe.benchmarking import Benchmark
 from ort_moe.benchmarking.plot import check_plot, write_plot
 from ort_moe.printing.wording import counted
@@ -76,10 +77,11 @@ def main() -> None:
     print(result)
     print(f"{seconds:.0f} s in all, with writing the models")
     if args.json is not None:
-        document = {"environment": {"date": time.strftime("%Y-%m-%d")}, **result.to_dict()}
+        machine = gpu_state() if args.provider == "cuda" else {}
+        document = {"environment": {"date": time.strftime("%Y-%m-%d"), **machine}, **result.to_dict()}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     if args.plot is not None:
-        write_plot(result, args.plot)
+        write_plot(result, args.plot, model=result.source)
 
 
 if __name__ == "__main__":

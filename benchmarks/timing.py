@@ -6,13 +6,14 @@ Needs torch, for memory, graphs and events.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from benchmarks.gpu_state import gpu_state
 
 FLUSH_BYTES = 256 << 20
 """Written before each replay: several times any L2 cache."""
@@ -116,24 +117,15 @@ def environment() -> dict[str, Any]:
 
     The version of ONNX Runtime is there where it has been loaded; not every benchmark needs it.
     """
-    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
-    line = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()[0]
-    name, driver, sm, memory, max_sm = (field.strip() for field in line.split(","))
+    found = gpu_state()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "gpu": name,
-        "driver": driver,
+        "gpu": found.pop("gpu"),
+        "driver": found.pop("driver"),
         "cuda": torch.version.cuda,
         **_onnxruntime(),
         "torch": torch.__version__,
-        "sm_mhz": int(sm),
-        "memory_mhz": int(memory),
-        "max_sm_mhz": int(max_sm),
+        **found,
     }
 
 

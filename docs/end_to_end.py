@@ -60,7 +60,9 @@ def section(document: Mapping[str, Any], markdown: Any) -> Sequence[str]:
         document: What was recorded.
         markdown: Makes a table of a head and lines.
     """
-    where = f"{document['device']}, ONNX Runtime {document['onnxruntime']}, {document['environment']['date']}."
+    found = document["environment"]
+    driver = f", driver {found['driver']}" if "driver" in found else ""
+    where = f"{document['device']}{driver}, ONNX Runtime {document['onnxruntime']}, {found['date']}."
     told = findings(document)
     return [HEADER, f"{document['source']}; {where}\n", markdown(*table(document)), *([told] if told else [])]
 

@@ -41,8 +41,13 @@ def check_plot(path: str | os.PathLike[str], *, source: str | os.PathLike[str]) 
     check_side_file(Path(path), "plot", source=source, begins=b"\x89PNG\r\n\x1a\n")
 
 
-def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
+def write_plot(benchmark: Benchmark, path: str | os.PathLike[str], *, model: str | None = None) -> None:
     """Draws the benchmark as a PNG.
+
+    Args:
+        benchmark: What was measured.
+        path: The file.
+        model: What the title calls the model as given; None: the name of its file.
 
     Raises:
         EnvironmentUnfitError: matplotlib is not there.
@@ -57,7 +62,7 @@ def write_plot(benchmark: Benchmark, path: str | os.PathLike[str]) -> None:
     names = [variant.name for variant in shown]
     panels = _panels(benchmark)
     figure = Figure(figsize=(4.2 * len(panels), 1.4 + 0.55 * len(names)), layout="constrained")
-    title = f"{Path(benchmark.source).name} on {benchmark.device}, ONNX Runtime {benchmark.onnxruntime}"
+    title = f"{model or Path(benchmark.source).name} on {benchmark.device}, ONNX Runtime {benchmark.onnxruntime}"
     figure.suptitle(title, fontsize=10)
     for axes, (title, bars) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axes, title, bars, names)

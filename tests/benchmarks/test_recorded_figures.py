@@ -24,7 +24,7 @@ def test_gather_finalize() -> None:
              for t in (1, 4, 16, 32, 64)}  # fmt: skip
     assert {(row["shape"], row["tokens"]) for row in recorded} == asked | {("128/8/7168 bfloat16", 8192)}
     for row in recorded:
-        assert row["ours_us"] <= (262.0 if row["tokens"] == 8192 else 5.0)
+        assert row["ours_us"] <= (1.1 * row["moving_us"] if row["tokens"] == 8192 else 5.0)
         assert row["ours_us"] < row["pair_us"]
 
 

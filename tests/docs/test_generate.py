@@ -62,3 +62,16 @@ def test_the_readme_quotes_the_recorded_layers() -> None:
     shapes = list(dict.fromkeys(row["shape"] for row in recorded))
     times = {(r["shape"], r["tokens"]): (round(r["layer_us"]), round(r["contrib_us"])) for r in recorded}
     assert sorted(quoted) == sorted([times[shape, count] for count in tokens] for shape in shapes)
+
+
+def test_the_readme_quotes_the_recorded_models() -> None:
+    root = Path(__file__).parents[2]
+    variants = json.loads((root / "benchmarks/results/end_to_end.json").read_text(encoding="utf-8"))["variants"]
+    page = (root / "README.md").read_text(encoding="utf-8")
+    _, _, *lines = page[page.index("| tokens | as exported |") :].split("\n\n", 1)[0].splitlines()
+    quoted = {int(cells[1]): [float(cell) for cell in cells[2:-1]] for cells in (line.split("|") for line in lines)}
+    recorded = {
+        timing["tokens"]: [float(f"{variant['timings'][n]['graph_ms']:.3g}") for variant in variants]
+        for n, timing in enumerate(variants[0]["timings"])
+    }
+    assert quoted == recorded
