@@ -124,9 +124,15 @@ def _check_report(path: Path, model: Path, output: Path | None, external_data: s
             if folder is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
                 raise OutputError(f"cannot write the report {path}: it lies in the folder {folder}")
     check_side_file(path, "report", source=model, begins=b"{")
-    taken = [] if output is None else [output, output.with_name(external_data)]
-    if path.absolute() in [other.absolute() for other in taken]:
-        raise OutputError(f"cannot write the report {path}: the model goes there")
+    if output is not None:
+        data = f"{output.name}.data" if external_data == "keep" else external_data
+        if _place(path) in (_place(output), _place(output.parent / data)):
+            raise OutputError(f"cannot write the report {path}: the model goes there")
+
+
+def _place(path: Path) -> Path:
+    """Where a file is put: in which folder, by whatever name that is given, and under which name."""
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def _write_report(path: Path, document: dict[str, object]) -> None:

@@ -120,6 +120,8 @@ def test_report_replaces_nothing_else(ort_moe: Command, source: Path) -> None:
     for report, sentence in (
         (source, "it is the input"),
         (output, "the model goes there"),
+        (folder / "absent" / ".." / "out.onnx", "there is no folder"),
+        (folder / ".." / folder.name / "out.onnx", "the model goes there"),
         (data, "the model goes there"),
         (other, "it exists and is no report"),
         (folder / "absent" / "report.json", "there is no folder"),
@@ -133,6 +135,27 @@ def test_report_replaces_nothing_else(ort_moe: Command, source: Path) -> None:
     report = folder / "report.json"
     for _ in range(2):
         assert ort_moe("optimize", source, "--dry-run", "--report", report).code == ExitCode.DONE
+
+
+def test_report_beside_kept_weights(ort_moe: Command, source: Path) -> None:
+    """Weights that are made anew may take a file of that name; `keep` is no file."""
+    output = source.with_name("out.onnx")
+    outcome = ort_moe("optimize", source, "-o", output, "--report", source.with_name("out.onnx.data"))
+    assert outcome.code == ExitCode.ERROR
+    assert "the model goes there" in outcome.err
+    report = source.with_name("keep")
+    assert ort_moe("optimize", source, "-o", output, "--report", report).code == ExitCode.DONE
+    assert json.loads(report.read_text())["matched"] is True
+
+
+@pytest.mark.parametrize("name", ["", "weights/all.data"])
+def test_report_beside_weights_that_have_no_place(ort_moe: Command, source: Path, name: str) -> None:
+    """What is wrong with their name is told as it is without a report."""
+    report, output = source.with_name("report.json"), source.with_name("out.onnx")
+    outcome = ort_moe("optimize", source, "-o", output, "--external-data", name, "--report", report)
+    assert outcome.code == ExitCode.ERROR
+    assert "a file name without a folder is expected" in outcome.err
+    assert list(source.parent.iterdir()) == [source]
 
 
 def test_dry_run_with_explanation(ort_moe: Command, source: Path) -> None:
