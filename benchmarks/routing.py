@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--without-ort", action="store_true", help="open no sessions of ONNX Runtime")
     options.add_argument("--compiled", action="store_true", help="time PyTorch's ops through torch.compile, too")
     args = options.parse_args(argv)
+    if args.json is not None:
+        args.json.mkdir(parents=True, exist_ok=True)  # not found missing when the first table is measured
     asked = {"--without-ort": args.without_ort, "--compiled": args.compiled}
     for name in args.tables:
         heading, command, known = TABLES[name]

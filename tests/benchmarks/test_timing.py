@@ -48,10 +48,12 @@ def test_one_command_makes_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     routing = importlib.import_module("benchmarks.routing")
     asked: list[list[str]] = []
     tables = {name: (heading, asked.append, known) for name, (heading, _, known) in routing.TABLES.items()}
+    folder = tmp_path / "results" / "today"
     with mock.patch.object(routing, "TABLES", tables):
-        routing.main(["--json", str(tmp_path), "--only", "512/10", "--without-ort"])
+        routing.main(["--json", str(folder), "--only", "512/10", "--without-ort"])
+    assert folder.is_dir()
     assert [given[-4:] for given in asked] == [
-        ["--only", "512/10", "--json", str(tmp_path / f"{name}.json")]
+        ["--only", "512/10", "--json", str(folder / f"{name}.json")]
         for name in ("router", "router_maps", "training_router", "gather_finalize", "shared_gate")
     ]
     assert [given[:-4] for given in asked] == [["--without-ort"], ["--maps", "--without-ort"], [], [], []]
