@@ -180,6 +180,7 @@ class WarpSelection {
       if (rank < k) shared_.chosen[rank] = candidate;
     }
     __syncwarp();
+    *choice = Choice{};  // what lanes behind the k-th held of the row before
     if (lane_ < k) Hold(shared_.chosen[lane_], lane_, choice);
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,24 @@ def test_every_number_of_tokens(tokens: int) -> None:
     """On both sides of where another block, or another way, begins."""
     for experts, k in ((4, 1), (8, 8), (128, 1), (512, 10), (896, 1), (1024, 8)):
         check(softmax_case(experts, tokens, k, onnx_type="bfloat16", texture="ties", seed=tokens))
+
+
+@pytest.mark.parametrize("rest", ROUTER_TEXTURES)
+def test_rows_that_a_warp_takes_in_turn(rest: str) -> None:
+    """Of other logits each: what a lane held of one row is nothing to the next, however many compete there."""
+    for experts, k, tokens, score in (
+        (1024, 22, 46, "softmax"),
+        (640, 22, 40, "softmax"),
+        (512, 22, 45, "sigmoid"),
+        (64, 8, 100, "softmax"),
+        (60, 4, 128, "softmax"),
+        (64, 6, 128, "sigmoid"),
+    ):
+        for seed in range(3):
+            attributes = FUSED_ROUTER.complete({"k": k, "score": score, "normalize": 1})
+            case = RouterCase(attributes, (tokens, experts), seed=seed)
+            case.logits[tokens // 2 :] = replace(case, texture=rest, seed=seed + 1).logits[tokens // 2 :]
+            check(case)
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
