@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/aux_loss.h"
+#include "kernels/training/aux_loss.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/float_text.h"
+#include "kernels/common/float_text.h"
 
 namespace ort_moe {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/fused_experts.h"
+#include "kernels/experts/fused_experts.h"
 #include "ort/op_spec.h"
 #include "ort/routing_maps_spec.h"
 

@@ -1,7 +1,7 @@
 // FinalizeRouting as an ORT op, on the CPU and on CUDA.
 #pragma once
 
-#include "kernels/finalize_routing.h"
+#include "kernels/finalize/finalize_routing.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

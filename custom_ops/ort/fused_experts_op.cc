@@ -13,7 +13,7 @@ using namespace experts_input;
 
 std::vector<AttributeValue> BlockSizes() { return {int64_t{0}, int64_t{16}, int64_t{32}, int64_t{64}, int64_t{128}}; }
 
-// The order of choices is that of the enumerations in kernels/fused_experts.h.
+// The order of choices is that of the enumerations in kernels/experts/fused_experts.h.
 OpSpec MakeSpec() {
   OpSpec spec;
   spec.name = "FusedExperts";

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/fused_experts.h"
+#include "kernels/experts/fused_experts.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

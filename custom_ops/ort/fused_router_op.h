@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/fused_router.h"
+#include "kernels/router/fused_router.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

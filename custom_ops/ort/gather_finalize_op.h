@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/gather_finalize.h"
+#include "kernels/finalize/gather_finalize.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

@@ -1,6 +1,6 @@
 #include "ort/op_spec.h"
 
-#include "kernels/float_text.h"
+#include "kernels/common/float_text.h"
 
 namespace ort_moe {
 

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/common/dtype.h"
 
 namespace ort_moe {
 

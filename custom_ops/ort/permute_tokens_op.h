@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/permute_tokens.h"
+#include "kernels/permute/permute_tokens.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "kernels/fused_router.h"
-#include "kernels/training_map.h"
+#include "kernels/router/fused_router.h"
+#include "kernels/training/training_map.h"
 #include "ort/context.h"
 #include "ort/cuda_status.h"
 #include "ort/node.h"
@@ -12,7 +12,7 @@
 
 namespace ort_moe {
 
-// FusedRouter's. The order of choices is that of the enumerations in kernels/fused_router.h.
+// FusedRouter's. The order of choices is that of the enumerations in kernels/router/fused_router.h.
 const std::vector<AttributeSpec>& RouterAttributes();
 
 // Those of a router in training: no sparse mixer, and weights from the scores.

@@ -1,7 +1,7 @@
 // RouterProbs as an ORT op, on the CPU and on CUDA.
 #pragma once
 
-#include "kernels/router_probs.h"
+#include "kernels/training/router_probs.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

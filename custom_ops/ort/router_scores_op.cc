@@ -11,7 +11,7 @@ namespace {
 
 enum Output : size_t { kScores, kMap, kBitmap };
 
-// The order of choices is that of the enumerations in kernels/fused_router.h.
+// The order of choices is that of the enumerations in kernels/router/fused_router.h.
 OpSpec MakeSpec() {
   OpSpec spec;
   spec.name = "RouterScores";

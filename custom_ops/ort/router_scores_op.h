@@ -1,7 +1,7 @@
 // RouterScores as an ORT op, on the CPU and on CUDA.
 #pragma once
 
-#include "kernels/router_scores.h"
+#include "kernels/training/router_scores.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

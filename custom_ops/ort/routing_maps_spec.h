@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/routing_maps.h"
+#include "kernels/maps/routing_maps.h"
 #include "ort/context.h"
 #include "ort/op_spec.h"
 #include "ort/status.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/shared_gate_router.h"
+#include "kernels/router/shared_gate_router.h"
 #include "ort/context.h"
 #include "ort/node.h"
 #include "ort/op_spec.h"

@@ -33,13 +33,13 @@ class ExpertLayer:
 
 
 class _ExpertLayer(ctypes.Structure):
-    """ExpertLayer of custom_ops/kernels/fused_experts.h."""
+    """ExpertLayer of custom_ops/kernels/experts/fused_experts.h."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("weights", "scales", "global_scale", "zero_points", "bias"))
 
 
 class _FusedExpertsCall(ctypes.Structure):
-    """OrtMoeFusedExpertsCall of custom_ops/kernels/fused_experts_c.cc."""
+    """OrtMoeFusedExpertsCall of custom_ops/kernels/experts/fused_experts_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weights", "indices", *MAPS)),

@@ -8,7 +8,7 @@ from ort_moe.kernels.calls import dtype_number, launch
 
 
 class _FinalizeRoutingCall(ctypes.Structure):
-    """OrtMoeFinalizeRoutingCall of custom_ops/kernels/finalize_routing_c.cc."""
+    """OrtMoeFinalizeRoutingCall of custom_ops/kernels/finalize/finalize_routing_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("expert_output", "weights", "indices", "unpermuted_to_permuted")),
@@ -19,7 +19,7 @@ class _FinalizeRoutingCall(ctypes.Structure):
 
 
 class _GatherFinalizeCall(ctypes.Structure):
-    """OrtMoeGatherFinalizeCall of custom_ops/kernels/gather_finalize_c.cc."""
+    """OrtMoeGatherFinalizeCall of custom_ops/kernels/finalize/gather_finalize_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("expert_output", "weights", "indices", "unpermuted_to_permuted")),

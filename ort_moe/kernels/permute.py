@@ -8,7 +8,7 @@ from ort_moe.kernels.calls import MAPS, RoutingMaps, addresses, dtype_number, la
 
 
 class _RoutingMapsCall(ctypes.Structure):
-    """OrtMoeRoutingMapsCall of custom_ops/kernels/routing_maps_c.cc."""
+    """OrtMoeRoutingMapsCall of custom_ops/kernels/maps/routing_maps_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("indices", *MAPS, "scratch")),
@@ -17,7 +17,7 @@ class _RoutingMapsCall(ctypes.Structure):
 
 
 class _PermuteTokensCall(ctypes.Structure):
-    """OrtMoePermuteTokensCall of custom_ops/kernels/permute_tokens_c.cc."""
+    """OrtMoePermuteTokensCall of custom_ops/kernels/permute/permute_tokens_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "indices", "permuted_x", *MAPS, "scratch")),

@@ -10,7 +10,7 @@ from ort_moe.ops.router_config import RouterConfig
 
 
 class _FusedRouterCall(ctypes.Structure):
-    """OrtMoeFusedRouterCall of custom_ops/kernels/fused_router_call.h."""
+    """OrtMoeFusedRouterCall of custom_ops/kernels/router/fused_router_call.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "selection_bias", "expert_scale", "weights", "indices")),
@@ -23,7 +23,7 @@ class _FusedRouterCall(ctypes.Structure):
 
 
 class _SharedGateRouterCall(ctypes.Structure):
-    """OrtMoeSharedGateRouterCall of custom_ops/kernels/shared_gate_router_c.cc."""
+    """OrtMoeSharedGateRouterCall of custom_ops/kernels/router/shared_gate_router_c.cc."""
 
     _fields_ = (
         ("router", _FusedRouterCall),

@@ -24,7 +24,7 @@ COUNT_TYPES = AUX_LOSS.inputs[1].types
 
 
 class _RouterProbsCall(ctypes.Structure):
-    """OrtMoeRouterProbsCall of custom_ops/kernels/router_probs_c.cc."""
+    """OrtMoeRouterProbsCall of custom_ops/kernels/training/router_probs_c.cc."""
 
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("logits", "selection_bias", "expert_scale", "probs", "map", "indices")),
@@ -36,7 +36,7 @@ class _RouterProbsCall(ctypes.Structure):
 
 
 class _RouterScoresCall(ctypes.Structure):
-    """OrtMoeRouterScoresCall of custom_ops/kernels/router_scores_c.cc."""
+    """OrtMoeRouterScoresCall of custom_ops/kernels/training/router_scores_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "scores", "map", "grad_scores", "grad_logits")),
@@ -47,7 +47,7 @@ class _RouterScoresCall(ctypes.Structure):
 
 
 class _AuxLossCall(ctypes.Structure):
-    """OrtMoeAuxLossCall of custom_ops/kernels/aux_loss_c.cc."""
+    """OrtMoeAuxLossCall of custom_ops/kernels/training/aux_loss_c.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("probs", "tokens_per_expert", "total", "loss", "scratch")),

@@ -15,7 +15,7 @@ _BLOCK_SIZED = ("int4", "int8", "fp8")
 class ExpertsConfig:
     """The attributes of a FusedExperts under their names in the op table; floats are rounded to float32.
 
-    The C++ kernels take the same (custom_ops/kernels/fused_experts.h).
+    The C++ kernels take the same (custom_ops/kernels/experts/fused_experts.h).
     """
 
     weight_format: str

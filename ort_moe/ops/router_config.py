@@ -13,7 +13,7 @@ from ort_moe.ops import FUSED_ROUTER, AttributeValue
 class RouterConfig:
     """The attributes of a FusedRouter under their names in the op table; floats are rounded to float32.
 
-    The C++ kernels take the same (custom_ops/kernels/fused_router.h).
+    The C++ kernels take the same (custom_ops/kernels/router/fused_router.h).
     """
 
     k: int

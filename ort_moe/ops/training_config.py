@@ -35,7 +35,7 @@ def check_router_probs(config: RouterConfig, experts: int | None, has_selection_
 class RouterScoresConfig:
     """The attributes of a RouterScores under their names in the op table; floats are rounded to float32.
 
-    The C++ kernels take the same (custom_ops/kernels/router_scores.h).
+    The C++ kernels take the same (custom_ops/kernels/training/router_scores.h).
     """
 
     k: int
@@ -69,7 +69,7 @@ class RouterScoresConfig:
 class AuxLossConfig:
     """The attributes of an AuxLoss under their names in the op table; floats are rounded to float32.
 
-    The C++ kernels take the same (custom_ops/kernels/aux_loss.h).
+    The C++ kernels take the same (custom_ops/kernels/training/aux_loss.h).
     """
 
     k: int

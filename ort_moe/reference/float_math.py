@@ -1,4 +1,4 @@
-"""Float32 arithmetic with one answer everywhere: the NumPy twin of custom_ops/kernels/float_math.h.
+"""Float32 arithmetic with one answer everywhere: the NumPy twin of custom_ops/kernels/common/float_math.h.
 
 Each function is the same sequence of IEEE-754 add, multiply, fused multiply-add, divide and square root as in the
 header, so it returns the same bits (NaNs compare as NaN, not by payload). Polynomials: Cephes single precision (expf,

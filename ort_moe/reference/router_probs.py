@@ -73,7 +73,7 @@ def router_probs_grad(
 ) -> npt.NDArray[Any]:
     """Emulates the gradient of the logits in float32, bit for bit (NaNs compare as NaN, zeros as zero).
 
-    The steps stand in custom_ops/kernels/router_probs.h.
+    The steps stand in custom_ops/kernels/training/router_probs.h.
 
     Args:
         logits: (..., E) float32, float16 or bfloat16.

@@ -62,7 +62,7 @@ def router_scores_grad(
 ) -> npt.NDArray[Any]:
     """Emulates the gradient of the logits in float32, bit for bit (NaNs compare as NaN, zeros as zero).
 
-    The steps stand in custom_ops/kernels/router_scores.h.
+    The steps stand in custom_ops/kernels/training/router_scores.h.
 
     Args:
         logits: (..., E) float32, float16 or bfloat16.

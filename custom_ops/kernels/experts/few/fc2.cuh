@@ -1,0 +1,190 @@
+// FC2 of FusedExperts with finalize taken in, for few tokens.
+//
+// Mapping: one block a multiprocessor; a block owns tiles of 4 or 8 columns of y, that is so many weight rows of every
+// chosen expert. A warp takes units, each one slice of the reduction of four or two items at one tile. All products
+// meet in shared memory, where each is rounded as FC2 rounds alone, and a thread per element of y adds its k choices in
+// rank order: the bits are FinalizeRouting's. Bytes: the chosen experts' weights once; no intermediate of k rows a
+// token, and one launch less. Bound by: as FC1. Ahead of the wait for FC1 a block reads the routing (FC1 let it start
+// only after its own wait, so that what wrote the routing, and all other inputs, have finished) and fills its rings.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/experts/few/items.cuh"
+#include "kernels/experts/mma/product_codes.cuh"
+#include "kernels/experts/mma/product_nvfp4.cuh"
+#include "kernels/experts/mma/staging.cuh"
+
+namespace ort_moe {
+
+constexpr int kFc2Warps = 16;
+
+// The block's shared memory, in order.
+template <typename Format>
+struct Fc2Shared {
+  static_assert(Format::kFc2Tokens <= kFewChunk, "items are laid out for kFewChunk");
+
+  // `tiles`: of a block.
+  static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int tiles) {
+    return kFc2Warps * static_cast<size_t>(WeightRing<Format, Format::kFc2Groups>::kBytes) +
+           static_cast<size_t>(slots) * StagedStride<Format>(layer.depth) +
+           static_cast<size_t>(slots) * (tiles * layer.slices * Format::kFc2Columns + 2) * sizeof(float) +
+           Items::Bytes(slots, kFewChunk) + 3 * sizeof(uint4);
+  }
+
+  __device__ __forceinline__ Fc2Shared(uint4* memory, const ExpertsParams& p) {
+    const int slots = p.slots;
+    rings = reinterpret_cast<char*>(memory);
+    activations = rings + kFc2Warps * WeightRing<Format, Format::kFc2Groups>::kBytes;
+    items = activations + slots * StagedStride<Format>(p.fc2.depth);
+    mix = reinterpret_cast<float*>(static_cast<char*>(items) + (Items::Bytes(slots, kFewChunk) + 15) / 16 * 16);
+    scale = mix + slots;
+    partial = scale + slots;
+  }
+
+  char* rings;        // of each warp
+  char* activations;  // (slots) rows
+  void* items;
+  float* mix;      // (slots)
+  float* scale;    // (slots) of the expert
+  float* partial;  // (tiles, slots, slices, Format::kFc2Columns)
+};
+
+template <typename Format, int kTokens>
+__global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const ExpertsParams p) {
+  using T = typename Format::Element;
+  using Ring = WeightRing<Format, Format::kFc2Groups>;
+  constexpr int kColumns = Format::kFc2Columns, kUnitItems = kSetRows / kColumns;
+  extern __shared__ uint4 shared[];
+  const LayerParams& layer = p.fc2;
+  const Fc2Shared<Format> s(shared, p);
+  const int warp = threadIdx.x / kLanes;
+  const int slots = p.slots, slices = layer.slices;
+  const int stride = StagedStride<Format>(layer.depth);
+  const uint32_t all_tiles = layer.rows / kColumns;  // times blocks: below 2^32
+  const int first_tile = static_cast<int>(all_tiles * blockIdx.x / gridDim.x);
+  const int tiles = static_cast<int>(all_tiles * (blockIdx.x + 1) / gridDim.x) - first_tile;
+
+  Items items(s.items, slots, kTokens);
+  const int num_items = items.Find(p.indices, slots, p.k, p.experts, [] {});
+
+  // Units in the order of their tiles.
+  const int tile_units = (num_items + kUnitItems - 1) / kUnitItems * slices;
+  const auto row_of = [&](int item, int tile) {
+    return static_cast<int64_t>(items.Expert(min(item, num_items - 1))) * layer.rows + (first_tile + tile) * kColumns;
+  };
+  Ring ring(s.rings + warp * Ring::kBytes, layer, 1);
+  struct Unit {
+    int tile, within;  // the tile's units
+  };
+  const auto advance = [&](Unit& unit, int by) {
+    for (unit.within += by; unit.within >= tile_units && unit.tile < tiles; unit.within -= tile_units) ++unit.tile;
+  };
+  const auto item_of = [&](const Unit& unit) {
+    return kUnitItems * (slices == 1 ? unit.within : unit.within / slices);
+  };
+  const auto part_of = [&](const Unit& unit) { return SliceOf<Format>(layer, slices == 1 ? 0 : unit.within % slices); };
+  Unit next{num_items == 0 ? tiles : 0, 0};
+  advance(next, warp);
+  Unit unit = next;
+  int next_groups = 0;
+  const auto fill = [&](int at) {
+    if (next.tile < tiles) {
+      if (next_groups == 0) {
+        const int item = item_of(next), tile = next.tile;
+        const Slice part = part_of(next);
+        const auto quarter = [&](int i) { return row_of(item + 4 * i / kColumns, tile) + 4 * i % kColumns; };
+        ring.Start(layer, {quarter(0), quarter(1), quarter(2), quarter(3)}, part.first);
+        next_groups = part.end - part.first;
+      }
+      ring.Fill(at);
+      if (--next_groups == 0) advance(next, kFc2Warps);
+    }
+    CommitCopies();
+  };
+#pragma unroll 1
+  for (int at = 0; at < Ring::kBytes; at += Ring::kGroupBytes) fill(at);
+
+  for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+    const int expert = items.SlotExpert(slot);
+    s.mix[slot] = p.mix_input ? 1.0f : p.mix[slot];
+    if (expert >= 0) BeginGlobalScale(layer, expert, s.scale + slot);
+  }
+
+  CommitCopies();
+
+  WaitForPrevious();
+  AllowNext();
+
+  const int blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
+  const auto each_block = [&](auto body) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < static_cast<uint32_t>(slots * blocks); i += kFc2Warps * kLanes) {
+      const int slot = static_cast<int>(i / static_cast<uint32_t>(blocks));
+      if (items.SlotExpert(slot) >= 0) body(slot, static_cast<int>(i) - slot * blocks);
+    }
+  };
+  each_block([&](int slot, int block) {
+    const T* const row = static_cast<const T*>(p.activated) + static_cast<int64_t>(slot) * p.activated_stride;
+    BeginBlock<Format>(row, s.activations + slot * stride, layer.depth, block, true);
+  });
+  CommitCopies();
+  WaitForCopies<0>();
+  each_block(
+      [&](int slot, int block) { FinishBlock<Format>(s.activations + slot * stride, layer.depth, block, true); });
+  __syncthreads();
+
+  const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
+  int at = 0;
+  for (; unit.tile < tiles; advance(unit, kFc2Warps)) {
+    const int item = item_of(unit), tile = unit.tile, slice = slices == 1 ? 0 : unit.within % slices;
+    const auto count_of = [&](int i) { return i < kUnitItems && item + i < num_items ? items.Count(item + i) : 0; };
+    const int4 counts = make_int4(count_of(0), count_of(1), count_of(2), count_of(3));
+    const Slice part = part_of(unit);
+    const auto multiply = [&](auto tokens) {
+      const auto activation_row = [&](int side, int token) { return items.Member(item + side, token); };
+      MoreExperts<Format, decltype(tokens)::value> products(staged, counts, part.first, activation_row);
+      MultiplySlice(products, ring, part, activation_row, fill, &at);
+      products.Emit([&](int side, int token, int row, float sum) {
+        const int slot = items.Member(item + side, token);
+        s.partial[((tile * slots + slot) * slices + slice) * kColumns + row] = sum;
+      });
+    };
+    if (kTokens == 1 || max(max(counts.x, counts.y), max(counts.z, counts.w)) == 1) {
+      multiply(std::integral_constant<int, 1>());
+    } else {
+      multiply(std::integral_constant<int, kTokens>());
+    }
+  }
+  __syncthreads();
+
+  // FC2's rounded outputs, in place of the first slice.
+  for (int i = threadIdx.x; i < tiles * slots * kColumns; i += blockDim.x) {
+    const int tile = i / kColumns / slots, slot = i / kColumns % slots, row = i % kColumns;
+    const int expert = items.SlotExpert(slot);
+    if (expert < 0) continue;
+    float* const sums = s.partial + (tile * slots + slot) * slices * kColumns + row;
+    float sum = 0.0f;
+    for (int slice = 0; slice < slices; ++slice) sum = Add(sum, sums[slice * kColumns]);
+    const int column = (first_tile + tile) * kColumns + row;
+    const float bias = BiasOf<T>(layer, static_cast<int64_t>(expert) * layer.rows + column);
+    sums[0] = LayerOutput<T>(sum, LayerScale<Format>(s.scale[slot]), 1.0f, bias);
+  }
+  __syncthreads();
+
+  for (int i = threadIdx.x; i < tiles * p.tokens * kColumns; i += blockDim.x) {
+    const int tile = i / kColumns / p.tokens, token = i / kColumns % p.tokens, row = i % kColumns;
+    const float* const outputs = s.partial + tile * slots * slices * kColumns + row;
+    float y = 0.0f;
+    for (int slot = token * p.k; slot < (token + 1) * p.k; ++slot) {
+      if (items.SlotExpert(slot) >= 0) y = Fma(s.mix[slot], outputs[slot * slices * kColumns], y);
+    }
+    const int64_t out = static_cast<int64_t>(token) * layer.rows + (first_tile + tile) * kColumns + row;
+    if (p.residual != nullptr) y = Add(y, HalfTraits<T>::ToFloat(static_cast<const T*>(p.residual)[out]));
+    static_cast<T*>(p.y)[out] = HalfTraits<T>::FromFloat(y);
+  }
+}
+
+}  // namespace ort_moe

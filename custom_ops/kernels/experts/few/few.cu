@@ -1,0 +1,99 @@
+// FusedExperts for few tokens, in every format (few.h): which calls, and their launches.
+#include "kernels/experts/few/few.h"
+
+#include "kernels/common/launch.cuh"
+#include "kernels/experts/few/fc1.cuh"
+#include "kernels/experts/few/fc2.cuh"
+
+namespace ort_moe {
+namespace {
+
+// Calls f with a format in which `weight_format` is, of half-precision activations, as a value.
+template <typename T, typename F>
+auto WithFormat(WeightFormat weight_format, const F& f) {
+  switch (weight_format) {
+    case WeightFormat::kDense:
+      break;
+    case WeightFormat::kNvfp4:
+      return f(Nvfp4Format<T>());
+    case WeightFormat::kMxfp4:
+      return f(Mxfp4Format<T>());
+    case WeightFormat::kInt4:
+      return f(Int4Format<T>());
+    case WeightFormat::kInt8:
+      return f(Int8Format<T>());
+    case WeightFormat::kFp8:
+      return f(Fp8Format<T>());
+  }
+  return f(DenseFormat<T>());
+}
+
+// Whether rows and their blocks fit the kernels' loads: copies of 16 bytes of activations and weights, whole words of
+// scales where a group has more than four, and blocks that hold a lane's part of a step.
+bool FitsLoads(const ExpertsConfig& config, const ExpertsArgs& args) {
+  const int64_t multiple = config.weight_format == WeightFormat::kDense ? 32 : 64;
+  if (args.hidden % multiple != 0 || args.inner % multiple != 0) return false;
+  switch (config.weight_format) {
+    case WeightFormat::kDense:
+    case WeightFormat::kNvfp4:
+    case WeightFormat::kMxfp4:
+    case WeightFormat::kInt8:
+      return true;
+    case WeightFormat::kInt4:
+    case WeightFormat::kFp8:
+      return config.block_size >= 32;
+  }
+  return false;
+}
+
+template <typename Format, bool kShares>
+cudaError_t LaunchLayers(unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
+  const int fc1_warps = kFc1Warps / p.fc1.slices * p.fc1.slices;
+  if (cudaError_t error = LaunchClusters<Fc1Kernel<Format, kShares ? kFewChunk : 1>>(
+          Switch::kFc1Pdl, 1, blocks, fc1_warps * kLanes,
+          Fc1Shared<Format>::Bytes(p.fc1.depth, p.tokens, p.slots, p.chunk), stream, p);
+      error != cudaSuccess) {
+    return error;
+  }
+  return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1>>(
+      blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
+}
+
+}  // namespace
+
+bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processors, size_t shared_limit,
+             LayersPlan* plan) {
+  const int64_t slots = args.tokens * args.k;
+  if (args.dtype == DType::kFloat32 || slots > kMaxDirectSlots || !FitsLoads(config, args)) return false;
+  const auto fits = [&](auto format) {
+    using Format = decltype(format);
+    LayersPlan few;
+    few.activated_stride = CeilDiv(args.inner, Format::kStep) * Format::kStep;
+    CutInSlices<Format>(&few.fc1, args.hidden);
+    CutInSlices<Format>(&few.fc2, args.inner);
+    few.chunk = args.tokens == 1 ? 1 : kFewChunk;
+    few.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / Format::kFc2Columns));
+    few.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / Format::kFc2Columns, few.blocks));
+    const int tokens = static_cast<int>(args.tokens), count = static_cast<int>(slots);
+    if (Fc1Shared<Format>::Bytes(few.fc1.depth, tokens, count, few.chunk) > shared_limit ||
+        Fc2Shared<Format>::Bytes(few.fc2, count, few.fc2_tiles) > shared_limit) {
+      return false;
+    }
+    *plan = few;
+    return true;
+  };
+  return args.dtype == DType::kFloat16 ? WithFormat<__half>(config.weight_format, fits)
+                                       : WithFormat<__nv_bfloat16>(config.weight_format, fits);
+}
+
+cudaError_t LaunchFew(DType dtype, unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto format) {
+    using Format = decltype(format);
+    return p.tokens == 1 ? LaunchLayers<Format, false>(blocks, p, stream)
+                         : LaunchLayers<Format, true>(blocks, p, stream);
+  };
+  return dtype == DType::kFloat16 ? WithFormat<__half>(p.weight_format, launch)
+                                  : WithFormat<__nv_bfloat16>(p.weight_format, launch);
+}
+
+}  // namespace ort_moe

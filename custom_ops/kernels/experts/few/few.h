@@ -1,0 +1,45 @@
+// FusedExperts for few tokens: FC1 (fc1.cuh), then FC2 with finalize (fc2.cuh), for fused_experts.cu.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/experts/params.cuh"
+
+namespace ort_moe {
+
+// How a call's layers are cut.
+struct LayersPlan {
+  LayerParams fc1{}, fc2{};  // depth and slices
+  int chunk = 1;
+  int fc2_tiles = 0;             // few tokens
+  unsigned blocks = 0;           // few tokens
+  int64_t activated_stride = 0;  // elements
+};
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Cuts the reduction into kMaxSlices slices at most, of four groups at least, or of three where that makes them even.
+template <typename Format>
+void CutInSlices(LayerParams* layer, int64_t depth) {
+  constexpr int64_t kGroups = 4, kEvenGroups = 3;
+  const int64_t groups = CeilDiv(depth, 2 * Format::kStep);
+  int64_t slices = std::clamp<int64_t>(groups / kGroups, 1, kMaxSlices);
+  for (int64_t even = slices + 1; even <= kMaxSlices; ++even) {
+    if (groups % even == 0 && groups / even >= kEvenGroups) slices = even;
+  }
+  layer->depth = static_cast<int32_t>(depth);
+  layer->slice_groups = static_cast<int32_t>(CeilDiv(groups, slices));
+  layer->slices = static_cast<int32_t>(CeilDiv(groups, layer->slice_groups));
+}
+
+// Whether the kernels take the call, on a device of so many multiprocessors and so much shared memory for a block; the
+// plan is set where they do.
+bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processors, size_t shared_limit,
+             LayersPlan* plan);
+
+// By a plan of theirs.
+cudaError_t LaunchFew(DType dtype, unsigned blocks, const ExpertsParams& p, cudaStream_t stream);
+
+}  // namespace ort_moe

@@ -1,0 +1,98 @@
+// A warp's stream of weights for FusedExperts: two tiles of 8 rows, a group of two steps of the reduction at a time.
+//
+// Weights stream through a ring in shared memory that each warp fills for itself, groups ahead: registers would hold as
+// many bytes in flight, but only in unrolled code, and that code, run once a warp, arrived more slowly than the
+// weights. A group is 128 bytes of a row, one line of the L1, whose tags a copy pays for.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/background_copies.cuh"
+#include "kernels/experts/mma/ring_scales.cuh"
+
+namespace ort_moe {
+
+// A lane's part of one step: 16 bytes of each tile's row.
+struct StepWeights {
+  uint4 words[2];
+};
+
+template <typename Format, int kRingGroups>
+class WeightRing {
+ public:
+  using Scales = RingScales<Format>;
+  static constexpr int kGroups = kRingGroups;
+  static constexpr int kTileBytes = kLanes * static_cast<int>(sizeof(uint4));
+  static constexpr int kStepBytes = 2 * kTileBytes + 64;  // so that a line's two halves go to different banks
+  static constexpr int kGroupBytes = kGroupSteps * kStepBytes + Scales::kBytes;
+  static constexpr int kBytes = kGroups * kGroupBytes;  // of a warp
+
+  // `row_step`: from one row of a tile to the next.
+  __device__ __forceinline__ WeightRing(void* memory, const LayerParams& layer, int row_step)
+      : memory_(static_cast<char*>(memory)),
+        row_bytes_(static_cast<int>(Format::RowBytes(layer.depth))),
+        row_step_(row_step),
+        scales_(layer) {
+    // Weights: eight lanes to a row and four rows to a copy.
+    const int lane = threadIdx.x % kLanes, chunk = lane % 8;
+    lane_weights_ = lane / 8 * row_step * row_bytes_ + chunk * 16;
+    lane_target_ = chunk / 4 * kStepBytes + (lane / 8 * 4 + chunk % 4) * 16;
+  }
+
+  // The next Fill() starts with group `group`. `rows`: the first of the tiles' four times four rows, among all
+  // experts'.
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int group) {
+    const int at = group * kRowBytes;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights_[i] = layer.weights + rows[i] * row_bytes_ + (lane_weights_ + at);
+    bytes_left_ = row_bytes_ - at - static_cast<int>(threadIdx.x % 8) * 16;
+    scales_.Start(layer, rows, row_step_, group);
+  }
+
+  // Starts the copies of a group into place `at`, zeros behind the rows' ends; CommitCopies() closes them.
+  __device__ __forceinline__ void Fill(int at) {
+    char* const target = memory_ + at + lane_target_;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      CopyAsync(target + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
+      weights_[i] += kRowBytes;
+    }
+    bytes_left_ -= kRowBytes;
+    scales_.Fill(memory_ + at + kGroupSteps * kStepBytes);
+  }
+
+  __device__ __forceinline__ static int Next(int at) { return at == kBytes - kGroupBytes ? 0 : at + kGroupBytes; }
+
+  __device__ __forceinline__ StepWeights Weights(int at, int step) const {
+    const uint4* const words = reinterpret_cast<const uint4*>(memory_ + at + step * kStepBytes) + threadIdx.x % kLanes;
+    return {{words[0], words[kLanes]}};
+  }
+
+  // The scales of the group at place `at`, where `scales()` reads them.
+  __device__ __forceinline__ const char* ScalesOf(int at) const { return memory_ + at + kGroupSteps * kStepBytes; }
+  __device__ __forceinline__ const Scales& scales() const { return scales_; }
+
+ private:
+  static constexpr int kRowBytes = 128;  // of a row in a group
+
+  char* memory_;
+  int row_bytes_, row_step_, lane_weights_, lane_target_;
+  const uint8_t* weights_[4];
+  int bytes_left_;
+  Scales scales_;
+};
+
+// Part of a layer's reduction, in groups; the last one may have a single step.
+struct Slice {
+  int first, end;
+  bool is_odd;
+};
+
+template <typename Format>
+__device__ __forceinline__ Slice SliceOf(const LayerParams& layer, int slice) {
+  const int steps = (layer.depth + Format::kStep - 1) / Format::kStep, groups = (steps + 1) / 2;
+  const int first = slice * layer.slice_groups, end = min(first + layer.slice_groups, groups);
+  return {first, end, 2 * end > steps};
+}
+
+}  // namespace ort_moe

@@ -1,0 +1,202 @@
+// What a group of FusedExperts' ring of weights holds beside the weights: their scales, and zero points.
+//
+// Lanes 4 * g to 4 * g + 3 copy those of row g of each tile and read them again. nvfp4's are whole words of four bytes.
+// Those of the formats of format_codes.cuh begin at any byte: a row's place has the words that they lie in, and each
+// lane keeps where in them its rows' begin.
+//
+// All have
+//   Start     the next Fill is group `group` of `rows`, the first of the tiles' four times four rows
+//   Fill      starts a group's copies into its place, zeros behind the rows' ends
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/background_copies.cuh"
+#include "kernels/experts/mma/format.cuh"
+#include "kernels/experts/mma/format_codes.cuh"
+
+namespace ort_moe {
+
+constexpr int kGroupSteps = 2;
+
+// The row of a tile that belongs to a lane and its three neighbours.
+__device__ __forceinline__ int64_t LaneRow(const int64_t (&rows)[4], int tile, int row_step) {
+  const int row = threadIdx.x % kLanes / 4;
+  return (row >= kTileRows / 2 ? rows[2 * tile + 1] : rows[2 * tile]) + row % (kTileRows / 2) * row_step;
+}
+
+template <typename Format>
+class RingScales;
+
+template <typename T>
+class RingScales<DenseFormat<T>> {
+ public:
+  static constexpr int kBytes = 0;
+
+  __device__ __forceinline__ explicit RingScales(const LayerParams&) {}
+  __device__ __forceinline__ void Start(const LayerParams&, const int64_t (&)[4], int, int) {}
+  __device__ __forceinline__ void Fill(char*) {}
+};
+
+template <typename T>
+class RingScales<Nvfp4Format<T>> {
+ public:
+  static constexpr int kRowScales = kGroupSteps * Nvfp4Format<T>::kStepScales;  // of a row in a group
+  static constexpr int kBytes = 2 * kTileRows * kRowScales;
+
+  __device__ __forceinline__ explicit RingScales(const LayerParams& layer)
+      : row_scales_(layer.depth / static_cast<int>(kNvfp4Block)) {}
+
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int row_step, int group) {
+    const int at = group * kRowScales + threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      scales_[tile] = layer.scales + LaneRow(rows, tile, row_step) * row_scales_ + at;
+    }
+    left_ = row_scales_ - at;
+  }
+
+  __device__ __forceinline__ void Fill(char* target) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      CopyAsync4(target + tile * (kBytes / 2) + threadIdx.x % kLanes * 4, scales_[tile], left_ > 0);
+      scales_[tile] += kRowScales;
+    }
+    left_ -= kRowScales;
+  }
+
+  // The scales of a step of row `row` of a tile.
+  __device__ __forceinline__ static const uint8_t* Row(const char* place, int step, int tile, int row) {
+    return reinterpret_cast<const uint8_t*>(place) + (tile * kTileRows + row) * kRowScales +
+           step * Nvfp4Format<T>::kStepScales;
+  }
+
+ private:
+  int row_scales_;
+  const uint8_t* scales_[2];
+  int left_;
+};
+
+// Pieces of the tiles' rows in an array of bytes: kWords words of each. The array begins at a whole word and ends at
+// one.
+template <int kWords>
+class RowPieces {
+ public:
+  static constexpr int kRowBytes = kWords * 4;
+  static constexpr int kBytes = 2 * kTileRows * kRowBytes;
+
+  __device__ __forceinline__ void Start(const uint8_t* array, const int64_t (&rows)[2], int row_bytes) {
+    row_bytes_ = row_bytes;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const uint8_t* const row = array + rows[tile] * row_bytes;
+      begins_[tile] = static_cast<int>(reinterpret_cast<uintptr_t>(row)) & 3;
+      words_[tile] = row - begins_[tile] + threadIdx.x % 4 * 4;
+    }
+  }
+
+  // Byte `first` of the rows and what follows. Returns where that byte lands in its row's place, the second tile's in
+  // the second byte.
+  __device__ __forceinline__ uint32_t Fill(char* target, int first) const {
+    const int word = threadIdx.x % 4;
+    uint32_t shifts = 0;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const int at = begins_[tile] + first, whole = at & ~3;
+      shifts |= static_cast<uint32_t>(at & 3) << (8 * tile);
+      if (word < kWords) {
+        const bool valid = whole + 4 * word < begins_[tile] + row_bytes_;
+        CopyAsync4(Row(target, tile) + 4 * word, words_[tile] + whole, valid);
+      }
+    }
+    return shifts;
+  }
+
+  // The place of the lane's row of a tile.
+  template <typename Char>
+  __device__ __forceinline__ static Char* Row(Char* place, int tile) {
+    return place + (tile * kTileRows + static_cast<int>(threadIdx.x % kLanes / 4)) * kRowBytes;
+  }
+
+ private:
+  const uint8_t* words_[2];  // the lane's of the rows' first
+  int begins_[2];            // the rows' bytes in their first word
+  int row_bytes_;
+};
+
+// Of the formats of format_codes.cuh; blocks have a power of 2 of weights, a lane's part of a step at least and a group
+// at most.
+template <typename Format>
+class RingScales {
+  using Scales = RowPieces<4>;
+  using Zeros = RowPieces<2>;
+  static constexpr bool kHasZeros = Format::kZeroBits > 0;
+  static constexpr int kZerosAt = Scales::kBytes, kShiftsAt = kZerosAt + (kHasZeros ? Zeros::kBytes : 0);
+
+ public:
+  static constexpr int kBytes = kShiftsAt + kLanes * static_cast<int>(sizeof(uint32_t));
+
+  __device__ __forceinline__ explicit RingScales(const LayerParams& layer) {
+    block_bits_ = __ffs(layer.block_size) - 1;
+    blocks_ = (layer.depth + layer.block_size - 1) >> block_bits_;
+    given_zeros_ = kHasZeros && layer.zero_points != nullptr;
+  }
+
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int row_step, int group) {
+    group_ = group;
+    int64_t own[2] = {LaneRow(rows, 0, row_step), LaneRow(rows, 1, row_step)};
+    if (given_zeros_) zeros_.Start(layer.zero_points, own, (blocks_ * Format::kZeroBits + 7) / 8);
+    if constexpr (Format::kSharesRows) {
+      const uint32_t layer_rows = layer.rows, row_blocks = (layer_rows + layer.block_size - 1) >> block_bits_;
+      for (int64_t& row : own) {
+        const uint32_t expert = static_cast<uint32_t>(row) / layer_rows;
+        row = expert * row_blocks + ((static_cast<uint32_t>(row) - expert * layer_rows) >> block_bits_);
+      }
+    }
+    scales_.Start(layer.scales, own, blocks_ * Format::kScaleBytes);
+  }
+
+  __device__ __forceinline__ void Fill(char* target) {
+    const int block = group_++ * (kGroupSteps * Format::kStep) >> block_bits_;
+    uint32_t shifts = scales_.Fill(target, block * Format::kScaleBytes);
+    if (given_zeros_) shifts |= zeros_.Fill(target + kZerosAt, block * Format::kZeroBits / 8) << 16;
+    reinterpret_cast<uint32_t*>(target + kShiftsAt)[threadIdx.x % kLanes] = shifts;
+  }
+
+  // The scale of a lane's part of a step, `part` of four, of the lane's row of a tile.
+  __device__ __forceinline__ float Scale(const char* place, int step, int tile, int part) const {
+    const char* const at = Scales::Row(place, tile) + Shift(place, tile) + BlockOf(step, part) * Format::kScaleBytes;
+    if constexpr (Format::kScaleBytes == 1) {
+      return Format::Scale(*reinterpret_cast<const uint8_t*>(at));
+    } else if constexpr (Format::kScaleBytes == 2) {
+      return Format::Scale(*reinterpret_cast<const uint16_t*>(at));
+    } else {
+      return Format::Scale(*reinterpret_cast<const uint32_t*>(at));
+    }
+  }
+
+  // Its zero point.
+  __device__ __forceinline__ uint32_t Zero(const char* place, int step, int tile, int part) const {
+    if (!given_zeros_) return Format::kZero;
+    const int block = BlockOf(step, part);
+    const char* const row = Zeros::Row(place + kZerosAt, tile) + Shift(place, 2 + tile);
+    const uint32_t byte = *reinterpret_cast<const uint8_t*>(row + block * Format::kZeroBits / 8);
+    return Format::kZeroBits == 8 ? byte : byte >> block % 2 * 4 & 15u;
+  }
+
+ private:
+  __device__ __forceinline__ int BlockOf(int step, int part) const {
+    return (step * Format::kStep + part * Format::kBlock) >> block_bits_;
+  }
+  __device__ __forceinline__ static int Shift(const char* place, int array) {
+    return reinterpret_cast<const uint8_t*>(place + kShiftsAt)[threadIdx.x % kLanes * 4 + array];
+  }
+
+  int block_bits_, blocks_;  // of a row
+  bool given_zeros_;
+  int group_;
+  Scales scales_;
+  Zeros zeros_;
+};
+
+}  // namespace ort_moe
