@@ -160,7 +160,7 @@ def export(
     for name, tokens in ((DECODE, 1), (PREFILL, _traced_tokens(batch, length))):
         progress(f"tracing {name}")
         graphs[name] = _graph(checkpoint, model, architecture, batch, length, tokens)
-    with StagedFolder(final) as staged:
+    with StagedFolder(final, force=force) as staged:
         progress("writing")
         try:
             _write(graphs, checkpoint, staged.path)

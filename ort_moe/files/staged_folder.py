@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ort_moe.errors import ModelError, OutputError
-from ort_moe.files.staging import HOW_TO_REPLACE, check_parent, folder_beside, give_usual_mode
+from ort_moe.files.staging import HOW_TO_REPLACE, check_parent, check_still_free, folder_beside, give_usual_mode
 
 
 class StagedFolder:
@@ -18,7 +18,8 @@ class StagedFolder:
     Use it as a context manager: leaving it without a commit, by an error or an interrupt, leaves nothing behind.
 
     Args:
-        target: Where it shall go; `check_folder` has looked at it. A folder that is there is replaced.
+        target: Where it shall go; `check_folder` has looked at it.
+        force: Whether a folder that is there is replaced.
 
     Attributes:
         target: Where it shall go.
@@ -28,8 +29,8 @@ class StagedFolder:
         OutputError: It cannot be made.
     """
 
-    def __init__(self, target: Path) -> None:
-        self.target = target
+    def __init__(self, target: Path, *, force: bool = False) -> None:
+        self.target, self._force = target, force
         try:
             self.path = folder_beside(target)
         except OSError as error:
@@ -52,12 +53,14 @@ class StagedFolder:
         """Moves the folder into place.
 
         Raises:
-            OutputError: That failed; what was there before is there again.
+            OutputError: That failed, or something has come there meanwhile; what was there before is there again.
         """
         aside = Path(f"{self.path}.old")
         try:
             give_usual_mode(self.path)
-            if self.target.exists():
+            if not self._force:
+                check_still_free(self.target)
+            elif self.target.exists():
                 self.target.rename(aside)
             try:
                 self.path.rename(self.target)

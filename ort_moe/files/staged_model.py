@@ -16,6 +16,7 @@ from ort_moe.files.loading import data_files, external_tensors
 from ort_moe.files.staging import (
     HOW_TO_REPLACE,
     check_file_place,
+    check_still_free,
     file_beside,
     folder_beside,
     give_usual_mode,
@@ -73,6 +74,8 @@ class StagedModel:
         except BaseException:
             self.discard()
             raise
+        places = [final for _, final in self._moves]
+        self._free = [] if force else [place for place in places if not os.path.lexists(place)]
 
     def _write(self, model: ir.Model, external_data: str, force: bool) -> None:
         folder = self.target.parent
@@ -150,9 +153,11 @@ class StagedModel:
         """Moves data and model into place, the model last.
 
         Raises:
-            OutputError: A move failed.
+            OutputError: A move failed, or something has come meanwhile to a place that was free.
         """
         try:
+            for place in self._free:
+                check_still_free(place)
             if self._final_names:
                 rename_locations(self.path, self._final_names)
             for staged, final in self._moves:

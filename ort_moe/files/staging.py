@@ -45,6 +45,16 @@ def check_file_place(target: Path) -> None:
         raise OutputError(f"cannot write {target}: it is a device or a pipe, and a file would take its place")
 
 
+def check_still_free(target: Path) -> None:
+    """Looks whether nothing has come to a place that was free when the work began, such as another run's output.
+
+    Raises:
+        OutputError: Something has.
+    """
+    if os.path.lexists(target):
+        raise OutputError(f"cannot write {target}: it has come into being meanwhile; {HOW_TO_REPLACE}")
+
+
 def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     """Whether both exist and are one file, by whatever names."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

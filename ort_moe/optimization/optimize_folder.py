@@ -75,7 +75,7 @@ def optimize_folder(
         )
     if settings.target != "contrib":
         library_path()  # looked for before work is put into the models
-    with StagedFolder(final) as staged, _told_of(final, staged.path):
+    with StagedFolder(final, force=force) as staged, _told_of(final, staged.path):
         models = []
         for name in config.models:
             (staged.path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def test_replaces_a_folder_as_a_whole(source: Path) -> None:
     target = source.with_name("out")
     target.mkdir()
     (target / "old").touch()
-    with StagedFolder(target) as staged:
+    with StagedFolder(target, force=True) as staged:
         staged.copy(source / "a", "a")
         staged.commit()
     assert files_of(target) == ["a"]
@@ -69,9 +69,23 @@ def test_what_was_there_is_there_again_where_the_move_fails(source: Path, monkey
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", refusing)
-    with pytest.raises(OutputError, match=r"cannot write .*out: No space left"), StagedFolder(target) as staged:
+    with (
+        pytest.raises(OutputError, match=r"cannot write .*out: No space left"),
+        StagedFolder(target, force=True) as staged,
+    ):
         staged.commit()
     assert files_of(target) == ["old"]
+    assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
+
+
+def test_what_comes_meanwhile_is_not_replaced(source: Path) -> None:
+    target = source.with_name("out")
+    with StagedFolder(target) as staged:
+        target.mkdir()
+        (target / "of another run").touch()
+        with pytest.raises(OutputError, match=r"cannot write .*out: it has come into being meanwhile"):
+            staged.commit()
+    assert files_of(target) == ["of another run"]
     assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
 
 

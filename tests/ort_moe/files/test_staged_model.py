@@ -119,6 +119,17 @@ def test_weights_made_anew_replace_no_other_file(source: Path) -> None:
     assert foreign.read_bytes() == b"another model's"
 
 
+@pytest.mark.parametrize("name", ["out.onnx", "out.onnx.data"])
+def test_what_comes_meanwhile_is_not_replaced(source: Path, name: str) -> None:
+    before = {path.name for path in source.parent.iterdir()}
+    with StagedModel(_turned(source), source.with_name("out.onnx"), source=source) as staged:
+        source.with_name(name).write_bytes(b"of another run")
+        with pytest.raises(OutputError, match=f"cannot write .*{name}: it has come into being meanwhile"):
+            staged.commit()
+    assert source.with_name(name).read_bytes() == b"of another run"
+    assert {path.name for path in source.parent.iterdir()} == {*before, name}
+
+
 def test_usual_permissions(source: Path) -> None:
     target = source.with_name("out.onnx")
     _stage_and_commit(source, target)
