@@ -22,19 +22,36 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit_on_signal)
+    interrupted: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="ort-moe")
-    except OrtMoeError as error:
+    except Exception as error:
+        if interrupted:  # and packages made something else of it, as while they were being imported
+            sys.exit(128 + signal.SIGINT)
+        _exit_on_error(error)
+    sys.exit(ExitCode.DONE)
+
+
+def _exit_on_error(error: Exception) -> NoReturn:
+    """Tells of an error in a sentence, where it is one that a user can do something about."""
+    if isinstance(error, OrtMoeError):
         print(f"ort-moe: error: {error}", file=sys.stderr)
         if isinstance(error, VerificationError):
             sys.exit(ExitCode.VERIFICATION_FAILED)
         if isinstance(error, EnvironmentUnfitError):
             sys.exit(ExitCode.ENVIRONMENT_UNFIT)
         sys.exit(ExitCode.ERROR)
-    except OSError as error:  # a full disk behind stdout, a working folder that is gone
+    if isinstance(error, OSError):  # a full disk behind stdout, a working folder that is gone
         print(f"ort-moe: error: {error}", file=sys.stderr)
         sys.exit(ExitCode.ERROR)
-    sys.exit(ExitCode.DONE)
+    raise error
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:

@@ -99,7 +99,7 @@ def load_model(
         precision: A key of `DTYPES`; None: as stored. What the architecture keeps in float32 stays so.
 
     Raises:
-        ModelError: They cannot be read, or some of the model's are not among them.
+        ModelError: They cannot be read, some of the model's are not among them, or have other shapes.
     """
     try:
         with quiet(), _without_progress_bars():
@@ -109,13 +109,25 @@ def load_model(
                 dtype="auto" if precision is None else DTYPES[precision],
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else transformers refuses them in a report that is not seen here
                 **AS_BUILT,
             )
     except Exception as error:  # safetensors, torch and transformers raise classes of their own
-        raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {first_line(error)}") from error
+        reason = first_line(error)
+        if "above report" in reason:  # which is not seen here
+            reason = "experts cannot be stacked from them, as where their number or shapes are not those of config.json"
+        raise ModelError(f"{checkpoint.folder}: its weights cannot be loaded: {reason}") from error
     missing = sorted(loading["missing_keys"])
     if missing:
         raise ModelError(f"{checkpoint.folder}: its files lack weights of the model: {some_of(missing, 1)}")
+    mismatched = sorted(loading["mismatched_keys"])
+    if mismatched:
+        name, stored, expected = mismatched[0]
+        others = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
+        raise ModelError(
+            f"{checkpoint.folder}: its weights do not fit its config.json, by which {name} has shape {list(expected)}, "
+            f"but in the files {list(stored)}{others}"
+        )
     for module in model.modules():
         if hasattr(module, "is_concatenated"):  # experts of composite models follow a configuration of their own
             module.config._experts_implementation = AS_BUILT["experts_implementation"]
@@ -161,6 +173,8 @@ def _check_cache(config: Any, refused: str) -> None:
         layers = transformers.StaticCache(config, max_cache_len=2).layers
     except KeyError as error:
         raise ModelError(f"{refused}: transformers has no cache of fixed length for layers of type {error}") from error
+    except Exception as error:  # numbers in the configuration that make no sense
+        raise ModelError(f"{refused}: transformers makes no cache for it: {first_line(error)}") from error
     kinds = getattr(config, "layer_types", None) or [type(layer).__name__ for layer in layers]
     others = Counter(kind for kind, layer in zip(kinds, layers, strict=True) if type(layer) not in (*_KEPT, DummyLayer))
     if others:

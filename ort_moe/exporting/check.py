@@ -37,7 +37,7 @@ def check_graphs(prefill: Path, decode: Path, model: transformers.PreTrainedMode
         The difference of the logits, relative to their norm.
 
     Raises:
-        VerificationError: It is too large.
+        VerificationError: It is too large, or PyTorch's own logits are no measure.
         EnvironmentUnfitError: There is no ONNX Runtime to run them.
         ModelError: ONNX Runtime cannot load or run a graph.
     """
@@ -64,6 +64,11 @@ def check_graphs(prefill: Path, decode: Path, model: transformers.PreTrainedMode
     allowed = ALLOWED.get(model.dtype, max(ALLOWED.values()))
     with torch.no_grad():
         expected = model.float()(input_ids=torch.from_numpy(ids), use_cache=False).logits.double().numpy()
+    if not 0 < np.linalg.norm(expected) < np.inf:
+        raise VerificationError(
+            "PyTorch itself computes logits that are all zero, infinite or no numbers, beside which the graphs "
+            "cannot be checked, and nothing was put in place: look at the weights, or use --no-verify"
+        )
     difference = _relative(np.concatenate(logits, axis=1), expected)
     if not difference <= allowed:
         raise VerificationError(

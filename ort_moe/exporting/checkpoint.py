@@ -83,6 +83,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ModelError(f"{path} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ModelError(f"{path} is no configuration of a model: it is nested too deep") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} names no architecture: 'model_type' is expected")
     return config
@@ -108,7 +110,7 @@ def _sharded(index: Path) -> tuple[Path, ...]:
         files = tuple(index.parent / name for name in names)
     except OSError as error:
         raise ModelError(f"cannot read {index}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index} is no index of weights: 'weight_map' is expected, with a file for each") from error
     missing = [file.name for file in files if not file.is_file()]
     if missing:
@@ -139,7 +141,7 @@ def _check_safetensors(file: Path, header_size: int, read: Any) -> None:
             tensors = json.loads(read(header_size))
             ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
             expected += max(ends, default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise ModelError(f"{file} is not in the format safetensors: its header cannot be read") from error
     if expected > size:
         raise ModelError(f"{file} is cut short or damaged: it should have {expected} bytes, and has {size}")

@@ -174,6 +174,8 @@ def export(
                 difference = check_graphs(staged.path / PREFILL, staged.path / DECODE, model)
             except EnvironmentUnfitError as error:
                 warnings.append(f"not verified: {error}")
+            except ModelError as error:
+                raise ModelError(str(error).replace(str(staged.path), str(final))) from error
         else:
             warnings.append("not verified: switched off")
         staged.commit()
@@ -223,17 +225,22 @@ def _graph(
     from ort_moe.exporting.graph import export_graph
 
     layers = {str(i): shapes for i, shapes in enumerate(architecture.layers) if shapes is not None}
-    inputs: dict[str, Any] = {
-        "input_ids": torch.zeros(batch, tokens, dtype=torch.long),
-        "position_ids": torch.arange(tokens).repeat(batch, 1),
-        "past_key_values": {
-            i: {
-                part: torch.zeros(batch, heads, length, size, dtype=model.dtype)
-                for part, (heads, size) in zip(("key", "value"), shapes, strict=True)
-            }
-            for i, shapes in layers.items()
-        },
-    }
+    try:
+        inputs: dict[str, Any] = {
+            "input_ids": torch.zeros(batch, tokens, dtype=torch.long),
+            "position_ids": torch.arange(tokens).repeat(batch, 1),
+            "past_key_values": {
+                i: {
+                    part: torch.zeros(batch, heads, length, size, dtype=model.dtype)
+                    for part, (heads, size) in zip(("key", "value"), shapes, strict=True)
+                }
+                for i, shapes in layers.items()
+            },
+        }
+    except (RuntimeError, TypeError, MemoryError) as error:  # torch's, of sizes that do not fit 64 bits or the memory
+        raise ModelError(
+            f"{checkpoint.folder}: a cache of {length} tokens for a batch of {batch} does not fit into memory"
+        ) from error
     varying: dict[str, Any] | None = None
     if tokens > 1:
         sequence = {1: torch.export.Dim("sequence", min=1, max=length)}

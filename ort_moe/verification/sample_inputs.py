@@ -58,12 +58,15 @@ def draw(model: ir.Model, shape: Shape, rng: np.random.Generator) -> Feeds:
     and integers that a Gather looks up stay below the size of what they look up. Positions and totals count the past.
 
     Raises:
-        ModelError: An input is no tensor, or its type is unknown, or the model's cache does not hold so many tokens.
+        ModelError: An input is no tensor or of an unknown type, or neither a cache nor the memory holds so many tokens.
     """
     if why := beyond_cache(model, shape):
         raise ModelError(why)
     sizes = _dimension_sizes(model, shape)
-    return {value.name or "": _draw_input(value, sizes, shape, rng) for value in _inputs(model)}
+    try:
+        return {value.name or "": _draw_input(value, sizes, shape, rng) for value in _inputs(model)}
+    except (MemoryError, OverflowError, ValueError) as error:  # NumPy's, where a size does not fit 64 bits
+        raise ModelError(f"inputs of {shape} do not fit into memory") from error
 
 
 def has_dynamic_tokens(model: ir.Model) -> bool:

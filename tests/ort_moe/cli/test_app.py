@@ -62,6 +62,17 @@ def test_full_disk_behind_stdout_is_one_sentence() -> None:
     assert outcome.stderr == "ort-moe: error: [Errno 28] No space left on device\n"
 
 
+def test_interrupt_that_packages_turn_into_an_error() -> None:
+    """As NumPy does while it is imported."""
+    code = (
+        "import os, signal, ort_moe.cli as cli\ndef app(**_):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        raise RecursionError\ncli.app = app\ncli.main()"
+    )
+    outcome = _python("-c", code)
+    assert outcome.returncode == 130
+    assert outcome.stderr == ""
+
+
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     path = save(original(), tmp_path / "\N{GREEK SMALL LETTER ALPHA}.onnx")
     outcome = subprocess.run(

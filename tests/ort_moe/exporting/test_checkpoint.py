@@ -62,6 +62,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "genai": (lambda folder: (folder / "genai_config.json").write_text("{}"), "`ort-moe optimize` takes"),
     "config no json": (lambda folder: (folder / "config.json").write_text("model_type: x"), "config.json is no JSON"),
     "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "'model_type' is expected"),
+    "config nested": (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is nested too deep"),
     "no model type": (lambda folder: (folder / "config.json").write_text("{}"), "'model_type' is expected"),
     "no weights": (
         lambda folder: (folder / "config.json").write_text(json.dumps({"model_type": "mixtral"})),
@@ -72,6 +73,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "names model-00001-of-00002.safetensors, which is not there (and 1 more file)",
     ),
     "index broken": (lambda folder: _index(folder, "{}"), "'weight_map' is expected"),
+    "index nested": (lambda folder: _index(folder, "[" * 100_000), "'weight_map' is expected"),
     "cut short": (_cut, "is cut short or damaged: it should have"),
     "pointer": (_pointer, "fetch them with `git lfs pull`"),
     "no header": (_no_header, "is not in the format safetensors"),

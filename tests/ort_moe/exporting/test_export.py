@@ -261,7 +261,27 @@ def test_bad_checkpoint(tmp_path: Path) -> None:
     weights, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
     with pytest.raises(ModelError, match=r"made for 64 tokens, a cache of 65 was asked for"):
         export(tmp_path / "model", tmp_path / "out", max_length=65)
+    for batch in (10**14, 10**20):
+        with pytest.raises(ModelError, match=f"a cache of 64 tokens for a batch of {batch} does not fit into memory"):
+            export(tmp_path / "model", tmp_path / "out", batch=batch)
     tensors = load_file(weights)
+    for name, sentence in (
+        ("lm_head.weight", r"by which lm_head\.weight has shape \[32, 16\], but in the files \[31, 16\]$"),
+        (
+            "model.layers.0.block_sparse_moe.experts.3.w1.weight",
+            r"experts cannot be stacked from them, .* config\.json$",
+        ),
+    ):
+        save_file({**tensors, name: tensors[name][:-1].contiguous()}, weights, metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=sentence):
+            export(tmp_path / "model", tmp_path / "out")
+    for factor in (float("nan"), 1e30):
+        spoilt = {name: tensor * factor for name, tensor in tensors.items()}
+        save_file(spoilt, weights, metadata={"format": "pt"})
+        with pytest.raises(
+            VerificationError, match="PyTorch itself computes logits that are all zero, infinite or no "
+        ):
+            export(tmp_path / "model", tmp_path / "out", max_length=8)
     lacking = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
     save_file(lacking, weights, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"its files lack weights of the model: model\.norm\.weight$"):
@@ -274,6 +294,9 @@ def test_bad_checkpoint(tmp_path: Path) -> None:
         export(tmp_path / "model", tmp_path / "out")
     config.write_text('{"model_type": "mixtral", "hidden_size": "wide"}')
     with pytest.raises(ModelError, match=r"config\.json does not fit 'mixtral': "):
+        export(tmp_path / "model", tmp_path / "out")
+    config.write_text('{"model_type": "mixtral", "num_hidden_layers": -1}')
+    with pytest.raises(ModelError, match=r"'mixtral' cannot be exported: transformers makes no cache for it: "):
         export(tmp_path / "model", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

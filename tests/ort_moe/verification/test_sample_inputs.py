@@ -191,6 +191,13 @@ def test_dynamic_tokens() -> None:
     assert not has_dynamic_tokens(_model(("x", F32, [4, 16])))
 
 
+@pytest.mark.parametrize("tokens", [10**14, 10**20])
+def test_what_memory_does_not_hold_is_refused(tokens: int) -> None:
+    for name, element in (("x", F32), ("input_ids", I64), ("mask", I64), ("position_ids", I64)):
+        with pytest.raises(ModelError, match=f"^inputs of 1 x {tokens} tokens do not fit into memory$"):
+            _draw(_model((name, element, ["tokens", 16])), 1, tokens)
+
+
 def test_refuses_strings() -> None:
     with pytest.raises(ModelError, match="input 'text' has type STRING: random inputs cannot be made for it"):
         _draw(_model(("text", TensorProto.STRING, [1])))
