@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import resource
 import subprocess
@@ -31,6 +32,12 @@ def test_help_lists_every_verb(ort_moe: Command) -> None:
         assert f"\n  {verb} " in outcome.out
         assert ort_moe(verb, "--help").code == ExitCode.DONE
     assert "5 environment unfit" in " ".join(outcome.out.split())
+
+
+def test_version(ort_moe: Command) -> None:
+    outcome = ort_moe("--version")
+    assert outcome.code == ExitCode.DONE
+    assert outcome.out == f"ort-moe {importlib.metadata.version('ort-moe')}\n"
 
 
 def test_help_imports_nothing_heavy() -> None:
