@@ -72,7 +72,8 @@ def test_full_disk_behind_stdout_is_one_sentence() -> None:
 def test_interrupt_that_packages_turn_into_an_error() -> None:
     """As NumPy does while it is imported."""
     code = (
-        "import os, signal, ort_moe.cli as cli\ndef app(**_):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "import os, signal, ort_moe.cli as cli\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def app(**_):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        raise RecursionError\ncli.app = app\ncli.main()"
     )
     outcome = _python("-c", code)
