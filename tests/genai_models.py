@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 96
+END = 2
+"""The token that ends a text."""
 
 _TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -19,7 +21,7 @@ _TINY: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": 2,
+    "eos_token_id": END,
 }
 _GPT_OSS = {
     "intermediate_size": 64,

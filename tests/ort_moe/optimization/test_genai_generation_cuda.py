@@ -1,22 +1,35 @@
-"""onnxruntime-genai on CUDA generates the same tokens from what `optimize` makes of its builder's folders."""
+"""onnxruntime-genai on CUDA computes the same from what `optimize` makes of its builder's folders."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import ort_moe
 from ort_moe.optimization.folder_report import FolderReport
-from tests.genai_models import generate
+from tests.genai_models import END, generate
+from tests.genai_steps import expose_routers, feed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.export]
 
-PROMPTS = ([44, 3, 90], [(7 * i) % 93 + 3 for i in range(40)])
-"""None meets a near tie, which may go either way in half precision: a prompt of five tokens does at the fourth."""
+PROMPTS = tuple([(7 * i * i + 11 * n) % 93 + 3 for i in range(n)] for n in (1, 2, 3, 5, 8, 13, 24, 40))
+"""Shorter and longer than the window of attention that slides, which is 16."""
 LENGTH = 64
+LAYERS, K = 2, 2
+"""Routers of the tiny models, and the experts that each chooses."""
+ROUNDOFF = {"fp16": 2**-11, "bf16": 2**-8, "int4": 2**-11}
+FARTHEST, TYPICAL = 20, 4
+"""How far logits may lie from the original's, at any step and in the median, in roundoffs of the largest.
+
+On an H200 these were 11 and 2.2 at most. In half precision the original lies farther from what float32 computes with
+the same weights, 2 to 6 in the median and 46 at most, and as far from itself in another process, up to 6 and 2.0: where
+it has a choice among kernels, it takes the one that was fastest when tried.
+"""
 
 
 def _optimize(source: Path, output: Path) -> Path:
@@ -39,13 +52,42 @@ def _capture(folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
+def _lost(logits: Any, text: list[int]) -> Any:
+    """How much larger the largest logit of each row is than the written token's; none of these ends the text."""
+    allowed = np.where(np.arange(logits.shape[-1]) == END, -np.inf, logits)
+    return allowed.max(axis=-1) - allowed[np.arange(len(text)), text]
+
+
+def _distances(ours: Any, original: Any) -> Any:
+    """The largest difference of each row, in parts of the largest absolute value of all rows."""
+    return np.abs(ours - original).max(axis=-1) / np.abs(original).max()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int4"])
 @pytest.mark.parametrize("architecture", ["gpt_oss", "lfm2_moe"])
-def test_the_same_tokens(genai_folders: Callable[..., Path], architecture: str, precision: str, tmp_path: Path) -> None:
+def test_the_same_logits(genai_folders: Callable[..., Path], architecture: str, precision: str, tmp_path: Path) -> None:
+    """Behind each token of the text that the optimised model writes, where no router had another choice before.
+
+    So the original would write this token, too, or one that leads it by twice `FARTHEST` at most. What it writes by
+    itself is no measure: near a tie, of tokens or of experts, that changes from one process to the next.
+    """
     source = genai_folders(architecture, precision, provider="cuda")
-    expected = generate(source, PROMPTS, LENGTH)
-    assert all(len(set(tokens)) > 8 for tokens in expected)
-    assert generate(_optimize(source, tmp_path / "out"), PROMPTS, LENGTH) == expected
+    output = _optimize(source, tmp_path / "out")
+    texts = generate(output, PROMPTS, LENGTH)
+    assert all(len(set(text)) > 8 for text in texts)
+    before = feed(expose_routers(source, tmp_path / "before"), PROMPTS, texts, LAYERS)
+    after = feed(expose_routers(output, tmp_path / "after"), PROMPTS, texts, LAYERS)
+    distances, shares = [], []
+    for text, ours, original in zip(texts, after, before, strict=True):
+        assert not _lost(ours.logits, text).any()
+        logits, routers = original.comparable(ours, K)
+        shares.append(logits.mean())
+        distances.append(_distances(ours.logits, original.logits)[logits])
+        assert _distances(ours.routers, original.routers)[routers].max() < FARTHEST * ROUNDOFF[precision]
+    distance = np.concatenate(distances)
+    assert distance.max() < FARTHEST * ROUNDOFF[precision]
+    assert np.median(distance) < TYPICAL * ROUNDOFF[precision]
+    assert np.mean(shares) > 0.9
 
 
 def test_verified(genai_folders: Callable[..., Path], tmp_path: Path) -> None:
@@ -56,11 +98,11 @@ def test_verified(genai_folders: Callable[..., Path], tmp_path: Path) -> None:
     assert ort_moe.verify(source / "model.onnx", output / "model.onnx", providers=providers).passed
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int4"])
 def test_in_a_cuda_graph(genai_folders: Callable[..., Path], precision: str, tmp_path: Path) -> None:
     """As without one, as far as the original does: behind a prompt longer than its window it writes other tokens."""
     source = genai_folders("gpt_oss", precision, provider="cuda")
     output = _optimize(source, tmp_path / "out")
-    expected = generate(output, PROMPTS[:1], LENGTH)
+    expected = generate(output, PROMPTS[:4], LENGTH)
     _capture(output)
-    assert generate(output, PROMPTS[:1], LENGTH) == expected
+    assert generate(output, PROMPTS[:4], LENGTH) == expected
