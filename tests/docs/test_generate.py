@@ -61,7 +61,8 @@ def test_the_readme_quotes_the_recorded_layers() -> None:
     quoted = [[tuple(map(int, re.findall(r"\d+", cell))) for cell in line.split("|")[2:-1]] for line in lines]
     times = {(r["shape"], r["tokens"]): (round(r["layer_us"]), round(r["contrib_us"])) for r in recorded}
     shapes = {shape for shape, _ in times if all((shape, count) in times for count in tokens)}
-    assert quoted and sorted(quoted) == sorted([times[shape, count] for count in tokens] for shape in shapes)
+    assert quoted
+    assert sorted(quoted) == sorted([times[shape, count] for count in tokens] for shape in shapes)
 
 
 def test_the_readme_quotes_the_recorded_models() -> None:
