@@ -19,7 +19,7 @@ from ort_moe.graphs.graph_capture import in_words
 from ort_moe.installation.environment import require_onnxruntime
 from ort_moe.optimization.optimize_model import Settings
 from ort_moe.printing.printable import byte_size, plain
-from ort_moe.running.session import CPU, CUDA, default_providers, require_providers
+from ort_moe.running.session import CPU, CUDA, default_providers, provider_names, require_providers
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -69,8 +69,8 @@ def bench(
         ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them, as
             where a cache of fixed length does not hold the fewest of the tokens behind the past.
         EnvironmentUnfitError: ONNX Runtime, our library or a provider is not there.
-        ValueError: A number of tokens or steps is below one, a provider is neither of these, a format of weights is
-            unknown, or formats are given for a model that is made already.
+        ValueError: A number of tokens or steps is below one, the providers are no list of names, or the first is
+            neither of these, a format of weights is unknown, or formats are given for a model that is made already.
     """
     import numpy as np
 
@@ -124,12 +124,14 @@ def _chosen_provider(asked: Sequence[str] | None, available: Sequence[str]) -> s
 
     Raises:
         EnvironmentUnfitError: One, or our library, is not there.
-        ValueError: It is another than CUDA's or the CPU's.
+        ValueError: It is another than CUDA's or the CPU's, or they are no list of names.
     """
     from ort_moe.installation.library import library_path
 
     library_path()
-    chosen = default_providers(available) if asked is None else list(asked)
+    chosen = default_providers(available) if asked is None else provider_names(asked)
+    if asked is not None and any(not isinstance(each, str) for each in asked):
+        raise ValueError(f"models are measured on providers without options, but {asked!r} came")
     if not chosen or chosen[0] not in (CUDA, CPU):
         raise ValueError(f"models are measured on {CUDA} or {CPU}, but {', '.join(chosen) or 'no provider'} came")
     require_providers(chosen, available)

@@ -48,10 +48,11 @@ def session(
             provider that was asked for is not there or did not start.
         ModelError: ONNX Runtime does not take the model; its sentence follows, and with `enable_cuda_graph` the nodes
             that cannot be captured.
+        ValueError: The providers are no list of them.
     """
     ort = require_onnxruntime()
     _require_one_wheel()
-    chosen = list(providers) if providers is not None else default_providers(ort.get_available_providers())
+    chosen = default_providers(ort.get_available_providers()) if providers is None else providers
     names = provider_names(chosen)
     require_providers(names, ort.get_available_providers())
     if options is None:
@@ -65,7 +66,7 @@ def session(
         if not Path(model).is_file():
             raise ModelError(f"there is no model {model}")
     try:
-        created = ort.InferenceSession(model, options, providers=chosen, **arguments)
+        created = ort.InferenceSession(model, options, providers=list(chosen), **arguments)
     except Exception as error:
         name = "the model" if isinstance(model, bytes) else model
         why = refusal(name, _in_the_way(model, options, chosen)) if captures else ""
@@ -75,8 +76,24 @@ def session(
 
 
 def provider_names(providers: Sequence[Provider]) -> tuple[str, ...]:
-    """The providers without their options."""
+    """The providers without their options.
+
+    Raises:
+        ValueError: They are no list of these, but one alone, say: a string is a sequence, too.
+    """
+    if isinstance(providers, str) or not isinstance(providers, Sequence) or not all(map(_is_provider, providers)):
+        raise ValueError(
+            f"providers are a list of names, or of pairs of a name and options, such as ['{CPU}'], but "
+            f"{providers!r} came"
+        )
     return tuple(provider if isinstance(provider, str) else provider[0] for provider in providers)
+
+
+def _is_provider(given: object) -> bool:
+    """Whether it is what ONNX Runtime takes; of a pair that is no tuple, it prints an error and takes another."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return isinstance(given[0], str) and isinstance(given[1], dict)
+    return isinstance(given, str)
 
 
 def captures_graph(options: Mapping[str, Any]) -> bool:

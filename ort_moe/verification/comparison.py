@@ -60,7 +60,9 @@ def verify(
         ModelError: A model cannot be read or compared, or ONNX Runtime cannot load the original, or run it at any of
             the shapes.
         EnvironmentUnfitError: No ONNX Runtime is installed, or one too old, or a provider does not start.
+        ValueError: The providers are no list of them.
     """
+    names = provider_names(providers)
     reference, optimized = model_file(reference), model_file(optimized)
     with RunnableModel(reference, providers) as original, RunnableModel(optimized, providers) as candidate:
         check_signatures(original.model, candidate.model)
@@ -70,7 +72,7 @@ def verify(
         fewer = fitting(shapes, copied)
         site_checks, shape_checks = comparison.run(fewer)
         notes = [
-            f"on {', '.join(name.removesuffix('ExecutionProvider') for name in provider_names(providers))}",
+            f"on {', '.join(name.removesuffix('ExecutionProvider') for name in names)}",
             comparison.how,
         ]
         if original.widened or candidate.widened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -211,6 +212,10 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for providers, told in (["TensorrtExecutionProvider", CPU], "TensorrtExecutionProvider, "), ([], "no provider"):
         with pytest.raises(ValueError, match=f"measured on {CUDA} or {CPU}, but {told}"):
             bench(EXPORT, providers=providers)
+    with pytest.raises(
+        ValueError, match=r"on providers without options, but \[\('CPUExecutionProvider', \{\}\)\] came"
+    ):
+        bench(EXPORT, providers=cast(Any, [(CPU, {})]))
     with pytest.raises(ModelError, match="No such file"):
         bench(tmp_path / "missing.onnx")
     monkeypatch.setenv("ORT_MOE_LIBRARY", str(tmp_path / "missing.so"))

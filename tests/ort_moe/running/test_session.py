@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -36,6 +39,30 @@ def test_a_session_takes_options_that_have_the_ops() -> None:
 def test_a_provider_that_is_not_there() -> None:
     with pytest.raises(EnvironmentUnfitError, match=r"this ONNX Runtime has no NoSuchExecutionProvider, only .*CPU"):
         ort_moe.session(MODEL.SerializeToString(), providers=["NoSuchExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    "providers",
+    [
+        "CPUExecutionProvider",
+        ("CPUExecutionProvider", {"device_id": 0}),
+        [["CPUExecutionProvider", {}]],
+        [("CPUExecutionProvider",)],
+        [None],
+        3,
+    ],
+    ids=repr,
+)
+def test_what_is_no_list_of_providers(providers: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(MODEL.SerializeToString())
+    sentence = (
+        "providers are a list of names, or of pairs of a name and options, such as ['CPUExecutionProvider'], but "
+        f"{providers!r} came"
+    )
+    for call in (ort_moe.session, partial(ort_moe.verify, model), ort_moe.bench):
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            call(model, providers=providers)
 
 
 def test_a_provider_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
