@@ -37,6 +37,14 @@ _NOT_EXPORTABLE = {
 """Why not, by transformers' name, where it would show after the weights are read only."""
 
 
+_FAR_LARGER = 2
+"""How many times the numbers that there are a model must have to be refused before its weights are read.
+
+transformers makes all that the files lack or have in another shape, in memory, before it can be told what. A model that
+is not that much larger fits, and the shapes in question are told.
+"""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How a checkpoint's language model is exported.
@@ -58,7 +66,8 @@ class Architecture:
         """Builds the model without weights and looks at it.
 
         Raises:
-            ModelError: It cannot be exported; the message has the architecture's name and the reason.
+            ModelError: It cannot be exported; the message has the architecture's name and the reason. Or its weights
+                cannot be those in the files, by their number.
         """
         config = _config(checkpoint)
         refused = f"{checkpoint.folder}: the architecture '{checkpoint.model_type}' cannot be exported"
@@ -75,6 +84,12 @@ class Architecture:
             raise ModelError(
                 f"{refused}: its code does not run with a plain key-value cache: {first_line(error)}"
             ) from error
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        if numbers > _FAR_LARGER * checkpoint.numbers:
+            raise ModelError(
+                f"{checkpoint.folder}: its weights do not fit its config.json, by which they are {numbers} numbers, "
+                f"but in the files are {checkpoint.numbers}"
+            )
         return cls(
             config=config,
             layers=tuple(_shapes(layer) for layer in cache.layers),

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ _SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 _INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 UNPACKED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes while it loads."""
+
+_MOST_PACKED = 2
+"""Weights of theirs in an element of a file, at most."""
 
 _CARRIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*")
 """Of the folder's own files, what goes along with an export: configurations, tokenizer and terms of use."""
@@ -30,11 +34,13 @@ class Checkpoint:
         folder: Its absolute path.
         config: What `config.json` says.
         weights: The files that hold the weights.
+        numbers: How many numbers these hold, at most.
     """
 
     folder: Path
     config: Mapping[str, Any]
     weights: tuple[Path, ...]
+    numbers: int
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str]) -> Checkpoint:
@@ -56,7 +62,9 @@ class Checkpoint:
                 f"{path}: its weights are quantized ({method}), and only {' and '.join(UNPACKED)} can be undone: "
                 "export the unquantized model, and pack it with `ort-moe optimize --weights`"
             )
-        return cls(path, config, _weights(path))
+        weights = _weights(path)
+        stored = sum(map(_stored, weights))
+        return cls(path, config, weights, stored * _MOST_PACKED if method else stored)
 
     @property
     def model_type(self) -> str:
@@ -91,13 +99,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> tuple[Path, ...]:
-    """The files of weights, all of which are there and whole as far as can be told without reading them."""
+    """The files of weights, all of which are there."""
     for name in _SINGLE_FILES:
         if (folder / name).is_file():
-            return _whole((folder / name,))
+            return (folder / name,)
     for name in _INDEX_FILES:
         if (folder / name).is_file():
-            return _whole(_sharded(folder / name))
+            return _sharded(folder / name)
     raise ModelError(
         f"{folder} holds no weights: {' or '.join(_SINGLE_FILES)} is expected, or one of their index files"
     )
@@ -121,27 +129,29 @@ def _sharded(index: Path) -> tuple[Path, ...]:
     return files
 
 
-def _whole(files: tuple[Path, ...]) -> tuple[Path, ...]:
-    for file in files:
-        with file.open("rb") as opened:
-            head = opened.read(8)
-            if head.startswith(b"version "):
-                raise ModelError(f"{file} is a Git LFS pointer and no weights: fetch them with `git lfs pull`")
-            if file.suffix == ".safetensors":
-                _check_safetensors(file, int.from_bytes(head, "little"), opened.read)
-    return files
+def _stored(file: Path) -> int:
+    """How many elements a file of weights has, at most; it is whole as far as can be told without reading them."""
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        if head.startswith(b"version "):
+            raise ModelError(f"{file} is a Git LFS pointer and no weights: fetch them with `git lfs pull`")
+        if file.suffix == ".safetensors":
+            return _in_safetensors(file, int.from_bytes(head, "little"), opened.read)
+    return file.stat().st_size  # of PyTorch's own files that much is known: none is smaller than a byte
 
 
-def _check_safetensors(file: Path, header_size: int, read: Any) -> None:
-    """Looks whether the file is as long as its header says; it starts with the header's size in 8 bytes."""
+def _in_safetensors(file: Path, header_size: int, read: Any) -> int:
+    """The same by a header, whose size in 8 bytes a file starts with; it also says how long the file is."""
     size = file.stat().st_size
-    expected = 8 + header_size
+    expected, elements = 8 + header_size, 0
     if expected <= size:
         try:
             tensors = json.loads(read(header_size))
-            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-            expected += max(ends, default=0)
+            entries = [entry for name, entry in tensors.items() if name != "__metadata__"]
+            expected += max((entry["data_offsets"][1] for entry in entries), default=0)
+            elements = sum(prod(entry["shape"]) for entry in entries)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise ModelError(f"{file} is not in the format safetensors: its header cannot be read") from error
     if expected > size:
         raise ModelError(f"{file} is cut short or damaged: it should have {expected} bytes, and has {size}")
+    return elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,25 @@ def test_architecture(tmp_path: Path, name: str) -> None:
     assert len(found.layers) == 2
     assert found.longest == 64
     assert any(found.layers)
+
+
+def test_a_configuration_of_a_far_larger_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 45 billion weights, which are not made in memory before it is told."""
+    import transformers
+
+    from models.checkpoint import write_checkpoint
+    from ort_moe.exporting.export import export
+
+    def from_pretrained(*_: object, **__: object) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    write_checkpoint("mixtral", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | sizes))
+    with pytest.raises(
+        ModelError, match=r"model: its weights do not fit its config\.json, by which they are \d{11} num.*"
+    ):
+        export(tmp_path / "model", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

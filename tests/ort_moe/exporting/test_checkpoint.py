@@ -24,6 +24,16 @@ def test_several_files_of_weights(tmp_path: Path) -> None:
     assert [path.name[:11] for path in checkpoint.weights] == ["model-00001", "model-00002"]
 
 
+def test_numbers_in_the_files(tmp_path: Path) -> None:
+    assert Checkpoint.of(model_folder(tmp_path)).numbers == 4
+    assert Checkpoint.of(model_folder(tmp_path, quantization_config={"quant_method": "mxfp4"})).numbers == 8
+    assert Checkpoint.of(sharded_folder(tmp_path)).numbers == 8
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(11))
+    assert Checkpoint.of(tmp_path).numbers == 11
+
+
 def test_carried(tmp_path: Path) -> None:
     sharded_folder(tmp_path)
     along = ["LICENSE", "chat_template.jinja", "merges.txt", "tokenizer.json", "tokenizer.model"]
