@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from benchmarks import timing
-from benchmarks.output import publish, wrong_answers
+from benchmarks.output import add_json, publish, wrong_answers
 
 
 class Named(Protocol):
@@ -34,7 +33,7 @@ def parser(doc: str | None, tokens: Sequence[int]) -> argparse.ArgumentParser:
         tokens: The numbers of tokens unless others are asked for.
     """
     options = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    options.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    add_json(options)
     options.add_argument("--tokens", type=int, nargs="+", default=tokens)
     options.add_argument("--only", help="shapes whose name contains this")
     return options

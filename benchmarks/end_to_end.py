@@ -10,7 +10,6 @@ three such models is taken in the temporary folder (TMPDIR) at a time.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ import ort_moe
 from benchmarks.expert_models import Shape
 from benchmarks.exported_stack import FIXTURES, write_exported_stack
 from benchmarks.gpu_state import gpu_state
+from benchmarks.output import add_json, write_json
 from ort_moe.benchmarking import Benchmark
 from ort_moe.benchmarking.plot import check_plot, write_plot
 from ort_moe.printing.wording import counted
@@ -54,7 +54,7 @@ def geometry(text: str) -> tuple[int, int, int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="also draw them")
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--layers", type=int, default=LAYERS)
@@ -79,7 +79,7 @@ def main() -> None:
     if args.json is not None:
         machine = gpu_state() if args.provider == "cuda" else {}
         document = {"environment": {"date": time.strftime("%Y-%m-%d"), **machine}, **result.to_dict()}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(document, args.json)
     if args.plot is not None:
         write_plot(result, args.plot, model=result.source)
 

@@ -31,7 +31,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ from benchmarks.expert_stack import Experts, Stack
 from benchmarks.expert_sweep import COLUMNS as SWEEP_COLUMNS
 from benchmarks.expert_sweep import TOKENS as SWEEP_TOKENS
 from benchmarks.expert_sweep import slower_than_more, sweep
-from benchmarks.output import publish
+from benchmarks.output import add_json, publish
 
 LAYERS = 8
 CYCLE_LAYERS = 48
@@ -237,7 +236,7 @@ CYCLE_COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    add_json(parser)
     parser.add_argument("--tokens", type=int, nargs="+", help="default: 1 2 4 8, cycles: 1 4, sweeps: 1 to 4096")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     kind = parser.add_mutually_exclusive_group()

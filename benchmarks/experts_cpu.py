@@ -17,7 +17,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from onnx import TensorProto
 
 from benchmarks.expert_models import Model, Shape, global_scale, stack_model
 from benchmarks.exported_layer import copied_bytes, exported_model
-from benchmarks.output import publish
+from benchmarks.output import add_json, publish
 from ort_moe.benchmarking.machine import processor
 from ort_moe.installation.library import register
 
@@ -187,7 +186,7 @@ COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    add_json(parser)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--only", help="layers whose name, or whose peer's, contains this")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all processors")

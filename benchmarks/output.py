@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ort_moe.errors import OutputError
+from ort_moe.files.staging import check_file_place, staged_file
 
 
 @dataclass(frozen=True)
@@ -99,4 +103,28 @@ def publish(
         for sentence in sentences:
             print(sentence)
     if path is not None:
-        path.write_text(json.dumps({"environment": environment, "rows": rows, **(findings or {})}, indent=1) + "\n")
+        write_json({"environment": environment, "rows": rows, **(findings or {})}, path)
+
+
+def add_json(options: argparse.ArgumentParser) -> None:
+    """The option `--json OUT`; a place that no file can be put to is refused before anything is measured."""
+    options.add_argument("--json", type=_file_place, metavar="OUT", help="also write the results here")
+
+
+def _file_place(text: str) -> Path:
+    path = Path(text)
+    try:
+        check_file_place(path.absolute())
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+
+
+def write_json(document: Mapping[str, Any], path: Path) -> None:
+    """Writes a benchmark's results beside their place and moves them there: an interrupt leaves what was there before.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    with staged_file(path) as staged:
+        staged.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

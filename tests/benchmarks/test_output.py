@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.output import Measured, beside_peer, publish, wrong_answers
+from benchmarks.output import Measured, add_json, beside_peer, publish, wrong_answers
 
 
 def test_table_and_file_hold_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +21,35 @@ def test_table_and_file_hold_the_rows(tmp_path: Path, capsys: pytest.CaptureFixt
         "8/2    8192     -",
     ]
     assert json.loads((tmp_path / "out.json").read_text()) == {"environment": {"gpu": "none"}, "rows": rows}
+
+
+def test_an_interrupt_leaves_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("recorded before")
+
+    def half(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(text.encode()[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        publish([{"shape": "128/8"}], {"shape": "shape"}, {}, path)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("out.json", b"recorded before")]
+
+
+def test_no_place_for_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.ArgumentParser()
+    add_json(options)
+    assert options.parse_args(["--json", str(tmp_path / "out.json")]).json == tmp_path / "out.json"
+    for place, told in (
+        (tmp_path / "none" / "out.json", f"there is no folder {tmp_path / 'none'}"),
+        (tmp_path, "it is a folder"),
+        (Path("/dev/null"), "it is a device or a pipe, and a file would take its place"),
+    ):
+        with pytest.raises(SystemExit) as refused:
+            options.parse_args(["--json", str(place)])
+        assert refused.value.code == 2
+        assert f"cannot write {place}: {told}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
