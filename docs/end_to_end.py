@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from docs.markdown_table import markdown_table
+
 PLOT = "performance_end_to_end.png"
 
 HEADER = f"""\
@@ -53,18 +55,13 @@ def findings(document: Mapping[str, Any]) -> str:
     return "".join(f"- {line}\n" for line in told)
 
 
-def section(document: Mapping[str, Any], markdown: Any) -> Sequence[str]:
-    """The parts of the section.
-
-    Args:
-        document: What was recorded.
-        markdown: Makes a table of a head and lines.
-    """
+def section(document: Mapping[str, Any]) -> Sequence[str]:
+    """The parts of the section, of what was recorded."""
     found = document["environment"]
     driver = f", driver {found['driver']}" if "driver" in found else ""
     where = f"{document['device']}{driver}, ONNX Runtime {document['onnxruntime']}, {found['date']}."
     told = findings(document)
-    return [HEADER, f"{document['source']}; {where}\n", markdown(*table(document)), *([told] if told else [])]
+    return [HEADER, f"{document['source']}; {where}\n", markdown_table(*table(document)), *([told] if told else [])]
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from docs import end_to_end, generate
+from docs import end_to_end, performance_tables
+from docs.performance import performance
 from ort_moe.benchmarking import Benchmark, Timing, Variant
 
 NO_GRAPH = Timing(1, 50, 4.0, 3.9, why_no_graph="If 'branch': control flow")
@@ -48,19 +49,19 @@ def test_what_was_not_measured_is_told() -> None:
 
 
 def test_the_page_has_what_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = Path(generate.__file__).parents[1] / "benchmarks/results"
+    recorded = performance_tables.RESULTS
     for path in recorded.glob("*.json"):
         shutil.copy(path, tmp_path)
-    monkeypatch.setattr(generate, "_RESULTS", tmp_path)
+    monkeypatch.setattr(performance_tables, "RESULTS", tmp_path)
     (tmp_path / "end_to_end.json").write_text(json.dumps(RECORD))
-    page = generate.performance()
+    page = performance()
     assert "4 layers; H200, ONNX Runtime 1.31.1, 2026-12-01.\n" in page
     assert "| ours | 1 | 0.5 | 0.25 | 16 | 1234 | 1.25 | 3.0 | 5.0 |\n" in page
     (tmp_path / "end_to_end.json").unlink()
-    assert end_to_end.HEADER not in generate.performance()
+    assert end_to_end.HEADER not in performance()
 
 
 def test_a_recorded_run_has_its_plot() -> None:
-    docs = Path(generate.__file__).parent
+    docs = Path(end_to_end.__file__).parent
     record = docs.parent / "benchmarks/results/end_to_end.json"
     assert record.exists() == (docs / end_to_end.PLOT).exists()
