@@ -25,6 +25,15 @@ def test_failed(ort_moe: Command, source: Path) -> None:
     assert "FAILED: the first router that differs is router" in outcome.out
 
 
+def test_models_of_other_lengths(ort_moe: Command, source: Path) -> None:
+    """Such as a prefill graph and an optimised decode graph, whose inputs have the same names."""
+    outcome = ort_moe("verify", source, save(fused(tokens=1), source.with_name("decode.onnx")))
+    assert outcome.code == ExitCode.VERIFICATION_FAILED
+    (told,) = [line for line in outcome.out.splitlines() if line.startswith("FAILED: ")]
+    assert "decode.onnx: Got invalid dimensions for input: hidden" in told
+    assert "Expected: 1" in told
+
+
 def test_json(ort_moe: Command, source: Path) -> None:
     outcome = ort_moe("verify", source, save(fused(wrong="weights"), source.with_name("wrong.onnx")), "--json")
     assert outcome.code == ExitCode.VERIFICATION_FAILED
