@@ -29,14 +29,14 @@ first: no difference, dense 3 % slower. Two groups of weights in flight in FC1 i
 now: 21.9 and 55.9.
 
 By marks of the global timer again, behind a kernel that writes the routing in 1.3 us, where a layer of these kernels
-takes 20.6, 31.8 and 55.2 us at 1, 2 and 4 tokens: two kernels in the same grids that bring the same bytes by bulk copies
-and multiply nothing take 10.9 us at 1 token. All of a block's weights of FC1 on their way at once by bulk copies: 22.3,
-for the first unit then arrives as late as the last; two units of 23 KB at a time 20.0, and 18.0 with FC2's weights by
-bulk copies too; both kernels on a multiprocessor at once, by 12 warps of 80 registers each, 24.7, for they spill. FC1
-brings FC2's weights into the L2, or touches its parameters ahead: no difference. A step of 2048 weights is 160 to 190
-instructions of a warp in FC1, 88 of which decode, and the multiplying warps issue in 75 to 90 % of the cycles. At 4
-tokens the last block of FC1 ends 9 us behind the median, for the units of an expert that several tokens share lie in a
-few blocks.
+takes 20.6, 31.8 and 55.2 us at 1, 2 and 4 tokens: two kernels in the same grids that bring the same bytes by bulk
+copies and multiply nothing take 10.9 us at 1 token. All of a block's weights of FC1 on their way at once by bulk
+copies: 22.3, for the first unit then arrives as late as the last; two units of 23 KB at a time 20.0, and 18.0 with
+FC2's weights by bulk copies too; both kernels on a multiprocessor at once, by 12 warps of 80 registers each, 24.7, for
+they spill. FC1 brings FC2's weights into the L2, or touches its parameters ahead: no difference. A step of 2048 weights
+is 160 to 190 instructions of a warp in FC1, 88 of which decode, and the multiplying warps issue in 75 to 90 % of the
+cycles. At 4 tokens the last block of FC1 ends 9 us behind the median, for the units of an expert that several tokens
+share lie in a few blocks.
 
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
 sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 32 and 87 us, where the grouped product
