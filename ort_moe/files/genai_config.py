@@ -110,10 +110,14 @@ def read_config(folder: Path) -> GenaiConfig:
     try:
         config = GenaiConfig(path, path.read_bytes().decode("utf-8"))
         document = json.loads(config.text)
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        half = rf"\u{ord(error.object[error.start]):04x}"
+        raise ModelError(f"{path} has the escape {half}, half of a surrogate pair, which is no character") from error
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error.msg} at line {error.lineno}") from error
     except RecursionError as error:

@@ -115,6 +115,9 @@ def test_another_library_stays(tmp_path: Path) -> None:
     [
         ("{", "is not JSON: .* at line 1"),
         ("[" * 100_000, "it is nested too deep"),
+        ({"x": "\ud83d\ude00\ud800", **config()}, r"has the escape \\ud800, half of a surrogate pair"),
+        ({"\udfff": 1, **config()}, r"has the escape \\udfff, half of a surrogate pair"),
+        (config(filename="\ud800.onnx"), r"has the escape \\ud800, half of a surrogate pair"),
         ([], "it has no section 'model'"),
         ({"model": []}, "it has no section 'model'"),
         ({"model": {"encoder": {}, "type": "x"}}, "names no decoder: .* its parts are 'encoder'"),
