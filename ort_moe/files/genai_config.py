@@ -146,6 +146,8 @@ def _check(path: Path, document: Any) -> None:
         raise ModelError(f"{path}: the decoder's {_OPTIONS} are not such as onnxruntime-genai reads")
     for component in _components(document):
         name = component["filename"]
+        if "\0" in name:
+            raise ModelError(f"{path} names the model {name!r}, which no file can be called")
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise ModelError(f"{path} names the model '{name}', which lies outside its folder")
 

@@ -6,6 +6,7 @@ What is wrong with a file is told in one sentence.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,9 +108,14 @@ def _head(path: Path) -> bytes:
     """The first bytes of the file.
 
     Raises:
-        ModelError: It is empty, a device or a pipe, or a pointer left by a large-file store.
+        ModelError: It is empty, a device or a pipe, or a pointer left by a large-file store; or no file can have the
+            name.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # it holds what no file system takes
+        raise ModelError(f"cannot read {os.fspath(path)!r}: no file can be called so") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ModelError(f"cannot read {path}: it is no regular file")
     with path.open("rb") as file:
         head = file.read(64)

@@ -124,6 +124,7 @@ def test_another_library_stays(tmp_path: Path) -> None:
         ({"model": {}}, "names no decoder: .* its parts are none"),
         ({"model": {"decoder": {"filename": 3}}}, "the decoder names no ONNX model"),
         ({"model": {"decoder": {"filename": "model.xml"}}}, "the decoder names no ONNX model"),
+        (config(filename="\0.onnx"), r"names the model '\\x00\.onnx', which no file can be called"),
         (config(filename="../model.onnx"), r"names the model '\.\./model.onnx', which lies outside its folder"),
         (config(filename="/model.onnx"), "names the model '/model.onnx', which lies outside its folder"),
         (config(session_options=[]), "the decoder's session_options are not such as"),

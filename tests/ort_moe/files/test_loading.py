@@ -47,6 +47,12 @@ def test_missing_file(tmp_path: Path) -> None:
         load_model(tmp_path / "absent.onnx")
 
 
+@pytest.mark.parametrize("name", ["\0.onnx", "\ud800.onnx"])
+def test_name_that_no_file_has(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot read '.*\\.*\.onnx': no file can be called so"):
+        load_model(tmp_path / name)
+
+
 def test_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="Is a directory"):
         load_model(tmp_path)
