@@ -8,6 +8,7 @@ relative path counts from the model's folder since 0.9.1; since 0.16 the library
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -28,6 +29,8 @@ _VERSION_KEYS = ("version", "config_version", "schema_version")
 _KNOWN_VERSIONS = ("1", "1.0")
 _PROVIDERS = {"cpu": "cpu", "cuda": "cuda"}
 """Where our nodes have kernels, by the names of execution providers there."""
+_SHOWN = 20
+"""Characters of a number, at most."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def read_config(folder: Path) -> GenaiConfig:
         raise ModelError(no_config(folder))
     try:
         config = GenaiConfig(path, path.read_bytes().decode("utf-8"))
-        document = json.loads(config.text)
+        document = json.loads(config.text, parse_constant=_number, parse_float=_number, parse_int=_whole)
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
@@ -120,10 +123,28 @@ def read_config(folder: Path) -> GenaiConfig:
         raise ModelError(f"{path} has the escape {half}, half of a surrogate pair, which is no character") from error
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error.msg} at line {error.lineno}") from error
+    except _NoNumberError as error:
+        raise ModelError(f"{path} has the number {error}, which neither JSON nor a float64 can hold") from error
     except RecursionError as error:
         raise ModelError(f"{path} is not a configuration of onnxruntime-genai: it is nested too deep") from error
     _check(path, document)
     return config
+
+
+class _NoNumberError(ValueError):
+    """One that would be written anew as what is no JSON."""
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _NoNumberError(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... of {len(text)} characters")
+    return number
+
+
+def _whole(text: str) -> int:
+    _number(text)  # else Python refuses the longest with advice for programmers
+    return int(text)
 
 
 def _check(path: Path, document: Any) -> None:
