@@ -86,8 +86,8 @@ class GenaiConfig:
             # Components without options of their own are opened with the decoder's.
             owner = component if isinstance(component.get(_OPTIONS), dict) else _decoder(document)
             options = owner.setdefault(_OPTIONS, {})
-            other = options.get(LIBRARY_KEY, library)
-            if os.path.basename(str(other)) != library:
+            other = options.get(LIBRARY_KEY)
+            if other not in (None, "") and os.path.basename(str(other)) != library:
                 raise ModelError(
                     f"{self.path} registers the library '{other}' of other custom ops, and onnxruntime-genai takes but "
                     "one: `--target contrib` needs none"

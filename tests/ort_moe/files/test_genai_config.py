@@ -103,6 +103,14 @@ def test_our_library_is_named_already(tmp_path: Path) -> None:
     assert _library_of(json.loads(text)["model"]["decoder"]["session_options"]) == LIBRARY
 
 
+@pytest.mark.parametrize("none", [None, ""])
+def test_a_key_without_a_library_gets_ours(tmp_path: Path, none: str | None) -> None:
+    read = _read(tmp_path, config(session_options={"custom_ops_library": none}))
+    assert read.with_library(LIBRARY, []) == read.text
+    document = json.loads(read.with_library(LIBRARY, ["model.onnx"]))
+    assert _library_of(document["model"]["decoder"]["session_options"]) == LIBRARY
+
+
 def test_another_library_stays(tmp_path: Path) -> None:
     read = _read(tmp_path, config(session_options={"custom_ops_library": "libtheirs.so"}))
     assert read.with_library(LIBRARY, []) == read.text
