@@ -47,7 +47,8 @@ class Checkpoint:
         """Looks at a folder.
 
         Raises:
-            ModelError: It is no model folder, or its weights are not all there, or quantized in a way that stays.
+            ModelError: It is no model folder, or its weights or the files beside them are not all there, or the weights
+                are quantized in a way that stays.
         """
         path = Path(os.path.abspath(folder))
         if not path.exists():
@@ -63,6 +64,8 @@ class Checkpoint:
                 "export the unquantized model, and pack it with `ort-moe optimize --weights`"
             )
         weights = _weights(path)
+        for link in sorted(each for each in _along(path) if each.is_symlink() and not each.exists()):
+            raise ModelError(f"cannot read {link}: it is a link to a file that is not there")
         stored = sum(map(_stored, weights))
         return cls(path, config, weights, stored * _MOST_PACKED if method else stored)
 
@@ -74,8 +77,13 @@ class Checkpoint:
     @property
     def carried(self) -> tuple[Path, ...]:
         """The files that go along with an export, sorted."""
-        found = {path for pattern in _CARRIED for path in self.folder.glob(pattern) if path.is_file()}
-        return tuple(sorted(path for path in found if not path.name.endswith(".index.json")))
+        return tuple(sorted(path for path in _along(self.folder) if path.is_file()))
+
+
+def _along(folder: Path) -> set[Path]:
+    """What is in the folder under a name of files that go along, links that lead nowhere too."""
+    found = {path for pattern in _CARRIED for path in folder.glob(pattern)}
+    return {path for path in found if not path.name.endswith(".index.json")}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

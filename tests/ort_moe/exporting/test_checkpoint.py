@@ -39,7 +39,9 @@ def test_carried(tmp_path: Path) -> None:
     along = ["LICENSE", "chat_template.jinja", "merges.txt", "tokenizer.json", "tokenizer.model"]
     for name in [*along, "README.md", "modeling_mine.py", "training_args.bin"]:
         (tmp_path / name).write_text("{}")
-    assert [path.name for path in Checkpoint.of(tmp_path).carried] == sorted([*along, "config.json"])
+    (tmp_path / "notes.txt").symlink_to("README.md")
+    along += ["config.json", "notes.txt"]
+    assert [path.name for path in Checkpoint.of(tmp_path).carried] == sorted(along)
 
 
 def _index(folder: Path, text: str) -> None:
@@ -60,6 +62,10 @@ def _cut(folder: Path) -> None:
 def _pointer(folder: Path) -> None:
     model_folder(folder)
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def _link_to_nothing(folder: Path) -> None:
+    (model_folder(folder) / "tokenizer.json").symlink_to("blobs/tokenizer.json")
 
 
 def _no_header(folder: Path) -> None:
@@ -86,6 +92,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "index nested": (lambda folder: _index(folder, "[" * 100_000), "'weight_map' is expected"),
     "cut short": (_cut, "is cut short or damaged: it should have"),
     "pointer": (_pointer, "fetch them with `git lfs pull`"),
+    "tokenizer missing": (_link_to_nothing, "tokenizer.json: it is a link to a file that is not there"),
     "no header": (_no_header, "is not in the format safetensors"),
     "quantized": (
         lambda folder: model_folder(folder, quantization_config={"quant_method": "gptq"}),
