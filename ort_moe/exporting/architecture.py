@@ -84,6 +84,11 @@ class Architecture:
             raise ModelError(
                 f"{refused}: its code does not run with a plain key-value cache: {first_line(error)}"
             ) from error
+        layers = tuple(map(_shapes, cache.layers))
+        if not any(layers):
+            raise ModelError(
+                f"{refused}: none of its {len(layers)} layers keeps keys and values, at least one is expected"
+            )
         numbers = sum(parameter.numel() for parameter in model.parameters())
         if numbers > _FAR_LARGER * checkpoint.numbers:
             raise ModelError(
@@ -92,7 +97,7 @@ class Architecture:
             )
         return cls(
             config=config,
-            layers=tuple(_shapes(layer) for layer in cache.layers),
+            layers=layers,
             moe_layers=sum(map(is_experts_module, model.modules())),
             longest=getattr(text_config, "max_position_embeddings", None),
         )

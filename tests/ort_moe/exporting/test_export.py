@@ -254,6 +254,12 @@ def test_architecture_that_cannot_be_exported(tmp_path: Path, name: str, reason:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_model_without_layers(tmp_path: Path) -> None:
+    checkpoint("mixtral", tmp_path / "model", num_hidden_layers=0)
+    with pytest.raises(ModelError, match="'mixtral' cannot be exported: none of its 0 layers keeps keys and values, "):
+        export(tmp_path / "model", tmp_path / "out")
+
+
 def test_bad_checkpoint(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
