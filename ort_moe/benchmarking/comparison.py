@@ -19,6 +19,7 @@ from ort_moe.graphs.graph_capture import in_words
 from ort_moe.installation.environment import require_onnxruntime
 from ort_moe.optimization.optimize_model import Settings
 from ort_moe.printing.printable import byte_size, plain
+from ort_moe.printing.wording import counted
 from ort_moe.running.session import CPU, CUDA, default_providers, provider_names, require_providers
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def bench(
 
     Raises:
         ModelError: A model cannot be read, the two do not take the same inputs, or no inputs can be made for them, as
-            where a cache of fixed length does not hold the fewest of the tokens behind the past.
+            where a cache of fixed length does not hold the fewest of the tokens behind the past, or no input a past.
         EnvironmentUnfitError: ONNX Runtime, our library or a provider is not there.
         ValueError: A number of tokens or steps is below one, the providers are no list of names, or the first is
             neither of these, a format of weights is unknown, or formats are given for a model that is made already.
@@ -76,7 +77,7 @@ def bench(
 
     from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
-    from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, usual_shapes
+    from ort_moe.verification.sample_inputs import Shape, draw, has_dynamic_tokens, holds_past, usual_shapes
     from ort_moe.verification.signatures import check_signatures
 
     if past < 0:
@@ -94,6 +95,8 @@ def bench(
     if optimized is not None:
         optimized = model_file(optimized)
         check_signatures(model, load_model(optimized))
+    if past and not holds_past(model):
+        raise ModelError(f"{source} has no input for a past, but {counted(past, 'token')} shall have gone before")
     dynamic, past = has_dynamic_tokens(model), usual_shapes(model)[0].past or past
     # What cannot be drawn is told before anything is measured.
     draw(model, Shape(1, min(tokens), past), np.random.default_rng(seed))

@@ -22,6 +22,8 @@ _PAST_OF = {"GroupQueryAttention": (3, "kv_num_heads"), "MultiHeadAttention": (6
 """Of contrib nodes, the input that is the past's keys, before its values, and the attribute that counts its heads."""
 _PER_TOKEN = ("input_ids", "position")
 """In names of inputs that have an entry for each token of a run."""
+_OF_PAST = ("past", "cache")
+"""In names of inputs and dimensions that hold tokens that went before."""
 _SMALL = 2
 """Exclusive bound of integers about whose meaning nothing is known."""
 
@@ -89,9 +91,19 @@ def usual_shapes(model: ir.Model) -> tuple[Shape, ...]:
         wanted = [*zip(SHAPES, (0, length // 2, 0), strict=True), (SHAPES[0], length - 1)]
         shapes = [_within(length, model, replace(shape, past=past)) for shape, past in wanted]
     else:
-        without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
-        shapes = [*SHAPES] if without == with_past else [*SHAPES, _DECODE_STEP]
+        shapes = [*SHAPES, _DECODE_STEP] if _has_dynamic_past(model) else [*SHAPES]
     return told_apart(model, shapes)
+
+
+def holds_past(model: ir.Model) -> bool:
+    """Whether inputs have a place for keys and values of tokens that went before, by their names or dimensions."""
+    named = any(part in (value.name or "").lower() for value in _inputs(model) for part in _OF_PAST)
+    return named or _has_dynamic_past(model)
+
+
+def _has_dynamic_past(model: ir.Model) -> bool:
+    without, with_past = (_dimension_sizes(model, Shape(1, 1, past)) for past in (0, 1))
+    return without != with_past
 
 
 def told_apart(model: ir.Model, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
@@ -219,7 +231,7 @@ def _size_by_name(name: str, shape: Shape) -> int | None:
     lowered = name.lower()
     if "+" in lowered or "total" in lowered:  # past + sequence
         return shape.past + shape.tokens
-    if "past" in lowered or "cache" in lowered:
+    if any(part in lowered for part in _OF_PAST):
         return shape.past
     if _is_batch(lowered):
         return shape.batch

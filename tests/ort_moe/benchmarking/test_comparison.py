@@ -112,6 +112,13 @@ def test_behind_a_past(tmp_path: Path) -> None:
     assert feeds["past.key"].shape == (7, 1)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe_block_dynamo_fp32", "mixtral_block_dynamo_fp32_static"])
+def test_no_past_of_a_model_without(name: str) -> None:
+    path = models.fixtures.get(name).path
+    with pytest.raises(ModelError, match=rf"^{path} has no input for a past, but 5 tokens shall have gone before$"):
+        bench(path, providers=ON_CPU, tokens=(1,), steps=1, past=5)
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_no_position_is_behind_a_cache(tmp_path: Path) -> None:
     source = save(decode_model(), tmp_path / "decode.onnx")
