@@ -62,10 +62,12 @@ def quantize(
             are all.
 
     Raises:
-        ValueError: They have another type or shape, or are not finite.
+        ValueError: They have another type or shape, or are not finite; or `largest` has, or is less than theirs.
     """
     experts, rows, depth = checks.check_floats("nvfp4", name, weights)
     checks.check_depth("nvfp4", name, depth, BLOCK)
+    if largest is not None and np.shape(largest) != (experts,):
+        raise ValueError(f"nvfp4: largest must have shape (E) = {(experts,)}, but has {np.shape(largest)}")
     packed = np.empty((experts, rows, depth // 2), np.uint8)
     scales = np.empty((experts, rows, depth // BLOCK), SCALE_DTYPE)
     global_scale = np.ones(experts, np.float32)
@@ -73,7 +75,14 @@ def quantize(
         blocks = weights[expert].astype(np.float32).reshape(rows, depth // BLOCK, BLOCK)
         checks.check_finite("nvfp4", name, expert, blocks)
         block_max = np.abs(blocks).max(axis=-1, initial=0.0)
-        peak = block_max.max(initial=0.0) if largest is None else largest[expert]
+        peak = block_max.max(initial=0.0)
+        if largest is not None:
+            if not peak <= largest[expert] < np.inf:
+                raise ValueError(
+                    f"nvfp4: largest must be finite and no less than what occurs in '{name}', but of expert {expert} "
+                    f"it is {largest[expert]}, and {peak} occurs"
+                )
+            peak = largest[expert]
         if peak > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
             global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)

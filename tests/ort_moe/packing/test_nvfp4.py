@@ -160,6 +160,18 @@ def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
         call()
 
 
+def test_a_largest_that_is_not_is_refused() -> None:
+    """It would clip weights in silence, or make NaN of them."""
+    weights = np.ones((2, 1, 16), np.float32)
+    for each in (np.ones(1), np.ones(3), np.float32(1.0)):
+        with pytest.raises(ValueError, match=r"^nvfp4: largest must have shape \(E\) = \(2,\), but has "):
+            nvfp4.quantize(weights, largest=cast(Any, each))
+    for number in (0.5, -1.0, np.inf, np.nan):
+        sentence = rf"no less than what occurs in 'fc1', but of expert 1 it is {number}, and 1\.0 occurs$"
+        with pytest.raises(ValueError, match=sentence):
+            nvfp4.quantize(weights, "fc1", largest=np.array([1.0, number], np.float32))
+
+
 @pytest.mark.skipif(not qmoe_runs(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on")
 def test_onnxruntimes_own_qmoe_agrees() -> None:
     """Layout, scales, activation and weighted sum, by someone else's kernel.
