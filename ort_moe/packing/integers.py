@@ -22,6 +22,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 """Weights along D that may share a scale."""
 
 _Format = Literal["int4", "int8"]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Integers(NamedTuple):
@@ -88,10 +89,16 @@ def quantize(
             raise ValueError(
                 f"{weight_format}: '{name}' must have scales that fit into {dtype}, but expert {expert} has not"
             )
-        scales[expert] = steps.astype(dtype)
         divisors = np.where(steps > 0.0, steps, 1.0)
         zeros = np.full_like(least, (last + 1) // 2) if symmetric else np.clip(np.rint(-least / divisors), 0, last)
-        codes = np.clip(np.rint(blocks / divisors[..., None]) + zeros[..., None], 0, last)
+        reach = last // 2 if symmetric else np.maximum(zeros, last - zeros)
+        # Where a scale that was rounded up takes the outermost codes beyond float32, the next smaller one does.
+        divisors = np.where(reach * steps > _LARGEST, _next_smaller(divisors, dtype), divisors)
+        scales[expert] = np.where(steps > 0.0, divisors, 0.0).astype(dtype)
+        most = np.floor(_LARGEST / divisors)
+        lowest, highest = np.maximum(zeros - most, 0), np.minimum(zeros + most, last)
+        codes = np.rint(blocks / divisors[..., None]) + zeros[..., None]
+        codes = np.clip(codes, lowest[..., None], highest[..., None])
         packed[expert] = _pack(weight_format, codes.astype(np.uint8).reshape(rows, depth))
         if zero_points is not None:
             zero_points[expert] = _pack(weight_format, zeros.astype(np.uint8))
@@ -269,6 +276,13 @@ def _rounded_scales(wanted: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> np
         scales = wanted.astype(dtype).astype(np.float64)
     smallest = float(np.ones(1, f"u{dtype.itemsize}").view(dtype)[0])
     return np.where((wanted > 0.0) & (scales == 0.0), smallest, scales)
+
+
+def _next_smaller(scales: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
+    """The number in `dtype` below each, which are positive and in it."""
+    bits: npt.NDArray[Any] = scales.astype(dtype).view(f"u{dtype.itemsize}")
+    smaller: npt.NDArray[np.float64] = (bits - np.ones_like(bits)).view(dtype).astype(np.float64)
+    return smaller
 
 
 def _pack(weight_format: _Format, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -120,6 +120,21 @@ def test_scales_at_their_limits(symmetric: bool) -> None:
     np.testing.assert_array_equal(integers.dequantize(layer), weights[:, 1:])
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_the_largest_weights_stay_finite(dtype: Any, weight_format: Format, symmetric: bool) -> None:
+    """Though scales are rounded up, and a zero point lies off the middle."""
+    largest = float(ml_dtypes.finfo(dtype).max)
+    signs = np.array([[1, 1], [-1, -1], [1, -1], [1, -0.1], [0.1, -1]])
+    weights = np.tile(largest * signs, (1, 1, 8)).astype(dtype)
+    layer = integers.quantize(weights, weight_format, 16, symmetric=symmetric)
+    with np.errstate(over="raise"):
+        got = integers.dequantize(layer)
+    step = layer.scales.astype(np.float64)
+    assert (np.abs(got.astype(np.float64) - weights.astype(np.float64)) <= 1.01 * step).all()
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 32), (2, 0, 32), (2, 4, 0)])
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_layers_of_no_size(weight_format: Format, shape: tuple[int, int, int]) -> None:
