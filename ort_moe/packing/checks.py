@@ -39,6 +39,19 @@ def check_word(weight_format: str, argument: str, value: object, choices: Any) -
         )
 
 
+def check_block_size(weight_format: str, block_size: object, choices: Sequence[int]) -> None:
+    """Checks how many weights share a scale.
+
+    Raises:
+        ValueError: It is none of the choices, or equal to one but no integer.
+    """
+    check_word(weight_format, "block_size", block_size, choices)
+    if not isinstance(block_size, (int, np.integer)):
+        raise ValueError(
+            f"{weight_format}: block_size must be an integer, but is {block_size!r} of type {type(block_size).__name__}"
+        )
+
+
 def _shown(value: object) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 

@@ -54,7 +54,7 @@ def quantize(weights: npt.NDArray[Any], block_size: int = 128, name: str = "weig
     Raises:
         ValueError: They have another type or shape, or are not finite; or `block_size` is none of these.
     """
-    checks.check_word("fp8", "block_size", block_size, BLOCK_SIZES)
+    checks.check_block_size("fp8", block_size, BLOCK_SIZES)
     experts, rows, depth = checks.check_floats("fp8", name, weights)
     packed = np.empty((experts, rows, depth), WEIGHT_DTYPE)
     scales = np.ones((experts, -(-rows // block_size), -(-depth // block_size)), np.float32)
@@ -113,7 +113,7 @@ def from_checkpoint(
     Raises:
         ValueError: They have other types or shapes.
     """
-    checks.check_word("fp8", "block_size", block_size, BLOCK_SIZES)
+    checks.check_block_size("fp8", block_size, BLOCK_SIZES)
     stacked = weights[None] if weights.ndim == 2 else weights
     if stacked.dtype == np.uint8:
         stacked = stacked.view(WEIGHT_DTYPE)
@@ -193,7 +193,7 @@ def check(layer: Fp8, name: str = "weights") -> None:
     Raises:
         ValueError: One is not what FusedExperts takes; the sentence names it.
     """
-    checks.check_word("fp8", "block_size", layer.block_size, BLOCK_SIZES)
+    checks.check_block_size("fp8", layer.block_size, BLOCK_SIZES)
     weights, b = layer.weights, layer.block_size
     if weights.dtype != WEIGHT_DTYPE or weights.ndim != 3:
         raise ValueError(

@@ -255,7 +255,7 @@ def check(layer: Integers, name: str = "weights") -> None:
 
 def _check_arguments(weight_format: str, block_size: int) -> None:
     checks.check_word("integers", "weight_format", weight_format, _Format)
-    checks.check_word(weight_format, "block_size", block_size, BLOCK_SIZES)
+    checks.check_block_size(weight_format, block_size, BLOCK_SIZES)
 
 
 def _bits(weight_format: _Format) -> int:

@@ -64,6 +64,8 @@ class Packing:
                 if len(sizes) > 1
                 else f"{weight_format}: the block size is always {usual}, but {block_size} was asked for"
             )
+        if block_size is not None:
+            checks.check_block_size(weight_format, block_size, sizes)
         if zero_points and weight_format not in ("int4", "int8"):
             raise ValueError(f"{weight_format} has no zero points; int4 and int8 have")
         return cls(weight_format, block_size or usual, zero_points)

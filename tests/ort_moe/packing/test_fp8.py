@@ -131,6 +131,10 @@ LAYER = fp8.quantize(random_weights((2, 20, 40)), 16)
             r"the scales of 'weights' must be float32 .* = \(2, 1, 2\), but came as float32 of shape \(2, 2, 3\)",
         ),
         (lambda: fp8.from_qmoe(LAYER.weights, LAYER.scales.astype(np.float64), 16), "but came as float64"),
+        (
+            lambda: fp8.quantize(np.zeros((1, 4, 4), np.float32), cast(Any, 16.0)),
+            r"block_size must be an integer, but is 16\.0 of type float",
+        ),
         (lambda: fp8.from_checkpoint(LAYER.weights, LAYER.scales, 0), "block_size must be 16, .* but is 0"),
         (
             lambda: fp8.from_checkpoint(LAYER.weights, np.ones(20, np.float32), 16),

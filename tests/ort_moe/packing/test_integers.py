@@ -214,6 +214,10 @@ QMOE = integers.to_qmoe(LAYER)
         ),
         (lambda: integers.check(LAYER._replace(weight_format="int8")), r"\(E, N, D\) = \(2, 4, 96\)"),
         (lambda: integers.check(LAYER._replace(block_size=64)), r"\(E, N, D / 2\) = \(2, 4, 96\)"),
+        (
+            lambda: integers.check(LAYER._replace(block_size=cast(Any, 32.0))),
+            r"block_size must be an integer, but is 32\.0 of type float",
+        ),
         (lambda: integers.check(LAYER._replace(scales=LAYER.scales.astype(np.float64))), "scales .* but are float64"),
         (
             lambda: integers.check(LAYER._replace(zero_points=np.zeros((2, 4, 3), np.uint8))),
