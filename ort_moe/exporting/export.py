@@ -14,6 +14,7 @@ from ort_moe.choices import PRECISIONS, Precision, check_choice
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError
 from ort_moe.exporting.checkpoint import Checkpoint
 from ort_moe.exporting.requirements import require_exporter
+from ort_moe.files.model_path import check_output_name
 from ort_moe.files.staged_folder import StagedFolder, check_folder
 from ort_moe.printing.printable import Printable, byte_size
 from ort_moe.printing.wording import counted
@@ -142,6 +143,7 @@ def export(
         raise ValueError(f"the maximal length is {max_length}: 2 or more is expected")
     if precision is not None:
         check_choice("precision", precision, PRECISIONS)
+    check_output_name(output)
     final = Path(os.path.abspath(output))
     check_folder(final, Path(model_folder), _is_export, force=force)
     checkpoint = Checkpoint.of(model_folder)

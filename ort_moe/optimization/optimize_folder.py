@@ -14,6 +14,7 @@ from ort_moe.errors import EnvironmentUnfitError, OutputError
 from ort_moe.files import genai_config
 from ort_moe.files.genai_config import GenaiConfig, read_config
 from ort_moe.files.loading import data_files, load_model
+from ort_moe.files.model_path import check_output_name
 from ort_moe.files.staged_folder import StagedFolder, check_folder, files_of
 from ort_moe.installation.library import NAME as LIBRARY
 from ort_moe.installation.library import build_info, library_path
@@ -64,6 +65,7 @@ def optimize_folder(
     if output is None:
         models = [optimize_model(folder / name, None, settings) for name in config.models]
         return replace(report, models=tuple(models), warnings=_warnings(config, models))
+    check_output_name(output)
     final = Path(os.path.abspath(output))
     check_folder(final, folder, lambda there: (there / genai_config.NAME).is_file(), force=force)
     if settings.external_data in (genai_config.NAME, LIBRARY):

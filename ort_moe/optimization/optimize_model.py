@@ -96,6 +96,7 @@ def optimize_model(
         ValueError: A setting is unknown.
     """
     from ort_moe.files.loading import check_links, load_model
+    from ort_moe.files.model_path import check_output_name
     from ort_moe.files.staged_model import StagedModel, check_target
     from ort_moe.graphs.operators import count_operators
     from ort_moe.optimization.report import Report
@@ -106,6 +107,8 @@ def optimize_model(
     model = load_model(source)
     check_links(source, model)
     if output is not None:
+        check_output_name(output)
+        check_output_name(Path(output).parent / external_data)
         check_target(output, source=source, external_data=external_data, force=force)
     before = count_operators(model)
     fused_before = _fused(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError
-from ort_moe.files.model_path import model_file
+from ort_moe.files.model_path import is_utf8, model_file
 from ort_moe.graphs.graph_capture import CaptureBlocker, capture_blockers, off_device, refusal
 from ort_moe.installation.environment import installed_wheels, load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.installation.library import build_info, register
@@ -65,6 +65,8 @@ def session(
         model = os.fspath(model_file(model))
         if not Path(model).is_file():
             raise ModelError(f"there is no model {model}")
+        if not is_utf8(model):
+            raise ModelError(f"ONNX Runtime does not take {model}: its name is not UTF-8")
     try:
         created = ort.InferenceSession(model, options, providers=list(chosen), **arguments)
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.files.loading import load_model
+from ort_moe.files.model_path import is_utf8
 from ort_moe.installation.environment import load_cuda_libraries, require_onnxruntime, runtime_message
 from ort_moe.running.session import CUDA, ON_CPU, Provider, provider_names, require_available, require_started
 from ort_moe.verification.sample_inputs import Feeds
@@ -144,6 +145,8 @@ def open_session(
     require_available(names, onnxruntime.get_available_providers())
     if CUDA in names:
         load_cuda_libraries()
+    if data_folder is not None and not is_utf8(data_folder):
+        raise ModelError(f"ONNX Runtime cannot load {what}: the name of the folder of its weights is not UTF-8")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what it logs of an error, it says in the exception, too
     if data_folder is not None:

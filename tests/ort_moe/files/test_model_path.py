@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from ort_moe import ModelError, bench, explain, inspect, session, verify
+from ort_moe import ModelError, OutputError, bench, explain, export, inspect, optimize, session, verify
 from ort_moe.files.model_path import model_file
 from ort_moe.running.session import ON_CPU
 from tests.genai_folders import config, genai_folder
@@ -74,3 +75,30 @@ def test_what_takes_a_folder(tmp_path: Path) -> None:
     assert result.source == path
     assert [variant.model for variant in result.variants] == [path, None, str(made / "model.onnx")]
     assert result.measured
+
+
+NOT_UTF8 = os.fsdecode(b"\xfe")
+"""A name that a file can have."""
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_no_output_that_onnxruntime_does_not_open(tmp_path: Path, verified: bool) -> None:
+    model, folder = save(original(), tmp_path / "in.onnx"), genai_folder(tmp_path / "genai")
+    for call in (
+        lambda: optimize(model, tmp_path / f"{NOT_UTF8}.onnx", verify=verified),
+        lambda: optimize(model, tmp_path / "out.onnx", external_data=NOT_UTF8, verify=verified),
+        lambda: optimize(folder, tmp_path / NOT_UTF8, verify=verified),
+        lambda: export(folder, tmp_path / NOT_UTF8, verify=verified),
+    ):
+        with pytest.raises(OutputError, match=f"^cannot write {tmp_path}/{NOT_UTF8}.*: this is not UTF-8, and ONNX "):
+            call()
+    assert {path.name for path in tmp_path.iterdir()} == {"in.onnx", "genai"}
+
+
+def test_no_input_that_onnxruntime_does_not_open(tmp_path: Path) -> None:
+    (tmp_path / NOT_UTF8).mkdir()
+    model = save(original(), tmp_path / NOT_UTF8 / "in.onnx")
+    with pytest.raises(ModelError, match=f"^ONNX Runtime does not take {model}: its name is not UTF-8$"):
+        session(model, ON_CPU)
+    with pytest.raises(ModelError, match=f"cannot load {model}: the name of the folder of its weights is not UTF-8"):
+        verify(model, save(fused(), tmp_path / "out.onnx"))
