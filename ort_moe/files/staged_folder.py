@@ -15,7 +15,8 @@ from ort_moe.files.staging import HOW_TO_REPLACE, check_parent, check_still_free
 class StagedFolder:
     """A new folder beside its target, which `commit` moves there; deleted where that does not come.
 
-    Use it as a context manager: leaving it without a commit, by an error or an interrupt, leaves nothing behind.
+    Use it as a context manager: leaving it without a commit, by an error or an interrupt, leaves nothing behind, and
+    after one nothing of what was there before.
 
     Args:
         target: Where it shall go; `check_folder` has looked at it.
@@ -35,6 +36,7 @@ class StagedFolder:
             self.path = folder_beside(target)
         except OSError as error:
             raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+        self._aside = Path(f"{self.path}.old")
 
     def copy(self, source: Path, name: str) -> None:
         """Copies a file, byte for byte, under a name relative to the folder.
@@ -55,22 +57,22 @@ class StagedFolder:
         Raises:
             OutputError: That failed, or something has come there meanwhile; what was there before is there again.
         """
-        aside = Path(f"{self.path}.old")
         try:
             give_usual_mode(self.path)
             if not self._force:
                 check_still_free(self.target)
             elif self.target.exists():
-                self.target.rename(aside)
-            try:
-                self.path.rename(self.target)
-            except BaseException:
-                if aside.exists():
-                    aside.rename(self.target)
-                raise
+                self.target.rename(self._aside)
+            self.path.rename(self.target)
         except OSError as error:
             raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error
-        shutil.rmtree(aside, ignore_errors=True)
+        finally:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """Gives the folder that was there its name again, unless the new one has it, however far `commit` has come."""
+        if self.path.exists() and self._aside.exists():
+            self._aside.rename(self.target)
 
     def __enter__(self) -> StagedFolder:
         return self
@@ -78,7 +80,9 @@ class StagedFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._put_back()  # where another interrupt kept `commit` from it
+        for folder in (self.path, self._aside):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_folder(target: Path, source: Path, replaceable: Callable[[Path], bool], *, force: bool) -> None:

@@ -78,6 +78,35 @@ def test_what_was_there_is_there_again_where_the_move_fails(source: Path, monkey
     assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(("behind", "kept"), [(".old", ["old"]), ("out", ["a"])])
+def test_an_interrupt_right_behind_a_move(
+    source: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], behind: str, kept: list[str]
+) -> None:
+    target = source.with_name("out")
+    target.mkdir()
+    (target / "old").touch()
+    rename = Path.rename
+
+    def interrupted(path: Path, to: Path) -> Path:
+        moved = rename(path, to)
+        if to.name.endswith(behind):
+            monkeypatch.undo()
+            raise kind
+        return moved
+
+    def replace_it() -> None:
+        with StagedFolder(target, force=True) as staged:
+            staged.copy(source / "a", "a")
+            monkeypatch.setattr(Path, "rename", interrupted)
+            staged.commit()
+
+    with pytest.raises(kind):
+        replace_it()
+    assert files_of(target) == kept
+    assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
+
+
 def test_what_comes_meanwhile_is_not_replaced(source: Path) -> None:
     target = source.with_name("out")
     with StagedFolder(target) as staged:
