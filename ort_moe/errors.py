@@ -1,4 +1,4 @@
-"""Exceptions of the public API; each message is one sentence for the user."""
+"""Exceptions and warnings of the public API; each message is one sentence for the user."""
 
 from __future__ import annotations
 
@@ -38,3 +38,7 @@ class VerificationError(OrtMoeError):
 
 class EnvironmentUnfitError(OrtMoeError):
     """The installation cannot do it: no ORT, an old one, a missing library or provider (CLI: exit 5)."""
+
+
+class LeftoverWarning(UserWarning):
+    """Something that a run has made or replaced cannot be deleted; its output is as it should be."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
 from ort_moe.cli.app import app
 from ort_moe.cli.exit_codes import ExitCode
-from ort_moe.errors import EnvironmentUnfitError, OrtMoeError, VerificationError
+from ort_moe.errors import EnvironmentUnfitError, LeftoverWarning, OrtMoeError, VerificationError
+
+_usual_format = warnings.formatwarning
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -22,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit_on_signal)
+    warnings.formatwarning = _format_warning
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -37,6 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(128 + signal.SIGINT)
         _exit_on_error(error)
     sys.exit(ExitCode.DONE)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Tells of what is left behind in one line, and of all else as Python does."""
+    if issubclass(category, LeftoverWarning):
+        return f"ort-moe: warning: {message}\n"
+    return _usual_format(message, category, filename, lineno, line)
 
 
 def _exit_on_error(error: Exception) -> NoReturn:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 
-from ort_moe.errors import ModelError, OutputError
+from ort_moe.errors import LeftoverWarning, ModelError, OutputError
 from ort_moe.files.staging import HOW_TO_REPLACE, check_parent, check_still_free, folder_beside, give_usual_mode
 
 
@@ -82,7 +83,19 @@ class StagedFolder:
     ) -> None:
         self._put_back()  # where another interrupt kept `commit` from it
         for folder in (self.path, self._aside):
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a folder, in spite of an interrupt, which is passed on afterwards; what cannot be deleted is told of."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        if folder.exists():
+            warnings.warn(f"cannot delete {folder}, which is of no more use", LeftoverWarning, stacklevel=3)
 
 
 def check_folder(target: Path, source: Path, replaceable: Callable[[Path], bool], *, force: bool) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from ort_moe.cli.exit_codes import ExitCode
+from ort_moe.errors import LeftoverWarning
 from ort_moe.installation.library import NAME
 from tests.genai_folders import config, contents, genai_folder
 from tests.ort_moe.cli.conftest import Command
@@ -62,6 +65,19 @@ def test_existing_output(ort_moe: Command, folder: Path) -> None:
     assert outcome.err == (
         f"ort-moe: error: cannot write {output}: it exists; name another output, or use --force to replace it\n"
     )
+
+
+def test_an_old_output_that_cannot_be_deleted_is_told_of_in_a_line(
+    ort_moe: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    output = folder.with_name("out")
+    ort_moe("optimize", folder, "-o", output, "--no-verify")
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
+    assert ort_moe("optimize", folder, "-o", output, "--no-verify", "--force").code == ExitCode.DONE
+    (warning,) = (each for each in recwarn if issubclass(each.category, LeftoverWarning))
+    line = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    (left,) = (path for path in folder.parent.iterdir() if path.name.endswith(".old"))
+    assert line == f"ort-moe: warning: cannot delete {left}, which is of no more use\n"
 
 
 def test_input_as_output(ort_moe: Command, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_moe.errors import ModelError, OutputError
+from ort_moe.errors import LeftoverWarning, ModelError, OutputError
 from ort_moe.files.staged_folder import StagedFolder, check_folder, files_of
 
 
@@ -105,6 +105,46 @@ def test_an_interrupt_right_behind_a_move(
         replace_it()
     assert files_of(target) == kept
     assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
+
+
+def test_an_interrupt_while_the_old_folder_is_deleted(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = source.with_name("out")
+    target.mkdir()
+    (target / "old").touch()
+
+    def replace_it() -> None:
+        with StagedFolder(target, force=True) as staged:
+            staged.copy(source / "a", "a")
+            monkeypatch.setattr(os, "unlink", interrupted)
+            staged.commit()
+
+    def interrupted(path: object, **_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_it()
+    assert files_of(target) == ["a"]
+    assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
+
+
+def test_an_old_folder_that_cannot_be_deleted_is_told_of(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = source.with_name("out")
+    target.mkdir()
+    (target / "old").touch()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    def replace_it() -> None:
+        with StagedFolder(target, force=True) as staged:
+            staged.copy(source / "a", "a")
+            monkeypatch.setattr(os, "unlink", refused)
+            staged.commit()
+
+    with pytest.warns(LeftoverWarning, match=r"cannot delete .*\.tmp\.old, which is of no more use"):
+        replace_it()
+    assert files_of(target) == ["a"]
 
 
 def test_what_comes_meanwhile_is_not_replaced(source: Path) -> None:
