@@ -64,6 +64,7 @@ class StagedModel:
         self._source = Path(os.path.abspath(source))
         self._scratch: list[Path] = []
         self._moves: list[tuple[Path, Path]] = []
+        self._begun: list[tuple[Path, Path, Path]] = []  # of these moves, and where each puts what was there before
         self._final_names: dict[str, str] = {}  # of data files that cannot have them before they are moved
         check_target(self.target, source=self._source, external_data=external_data, force=force)
         try:
@@ -150,20 +151,26 @@ class StagedModel:
             )
 
     def commit(self) -> None:
-        """Moves data and model into place, the model last.
+        """Moves data and model into place, the model last: until that is there, all that was replaced can come back.
 
         Raises:
-            OutputError: A move failed, or something has come meanwhile to a place that was free.
+            OutputError: A move failed, or something has come meanwhile to a place that was free; what was there before
+                is there again.
         """
         try:
             for place in self._free:
                 check_still_free(place)
             if self._final_names:
                 rename_locations(self.path, self._final_names)
-            for staged, final in self._moves:
+            for number, (staged, final) in enumerate(self._moves):
                 final.parent.mkdir(parents=True, exist_ok=True)
                 if staged in self._scratch or staged == self.path:
                     give_usual_mode(staged)
+                if staged != self.path:
+                    aside = Path(f"{self._scratch[0]}.{number}.old")
+                    self._begun.append((staged, final, aside))
+                    if os.path.lexists(final) and not final.is_dir():
+                        final.rename(aside)
                 staged.replace(final)
         except OSError as error:
             raise OutputError(f"cannot write {self.target}: {error.strerror or error}") from error
@@ -171,7 +178,20 @@ class StagedModel:
             self.discard()
 
     def discard(self) -> None:
-        """Deletes what was staged and not moved."""
+        """Deletes what was staged and not moved, and what was replaced.
+
+        Where the model itself has not been moved, what was replaced comes back in place of its deletion.
+        """
+        while self._begun:
+            staged, final, aside = self._begun[-1]
+            if not self.path.exists():
+                aside.unlink(missing_ok=True)
+            else:
+                if not staged.exists():
+                    final.rename(staged)
+                if os.path.lexists(aside):
+                    aside.rename(final)
+            self._begun.pop()
         for scratch in self._scratch:
             if scratch.is_dir():
                 shutil.rmtree(scratch, ignore_errors=True)

@@ -164,6 +164,62 @@ def test_interrupted_while_writing(
     assert list(target.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, OSError])
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [("rename", ["out.data", "out.onnx"]), ("replace", ["out.data", "out.onnx"]), ("replace", ["out.onnx"])],
+)
+def test_interrupted_right_behind_the_move_of_the_data(
+    source: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], method: str, before: list[str]
+) -> None:
+    """A model keeps the data that it was made with, or there is neither."""
+    target = source.with_name("out.onnx")
+    for name in before:
+        target.with_name(name).write_text("old")
+    move, moved = getattr(Path, method), []
+
+    def interrupted(path: Path, to: Path) -> Path:
+        result: Path = move(path, to)
+        if "out.data" in (path.name, to.name) and not moved:
+            moved.append(path)
+            raise kind
+        return result
+
+    def replace_them() -> None:
+        with StagedModel(load_model(source), target, source=source, external_data="out.data", force=True) as staged:
+            monkeypatch.setattr(Path, method, interrupted)
+            staged.commit()
+
+    with pytest.raises(OutputError if kind is OSError else kind):
+        replace_them()
+    assert moved
+    assert {path.name for path in source.parent.iterdir()} == {"model.onnx", "weights.bin", *before}
+    assert all(target.with_name(name).read_text() == "old" for name in before)
+
+
+def test_interrupted_right_behind_the_move_of_the_model(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = source.with_name("out.onnx")
+    for name in ("out.onnx", "out.data"):
+        target.with_name(name).write_text("old")
+    replace = Path.replace
+
+    def interrupted(path: Path, to: Path) -> Path:
+        result = replace(path, to)
+        if to == target:
+            raise KeyboardInterrupt
+        return result
+
+    def replace_them() -> None:
+        with StagedModel(load_model(source), target, source=source, external_data="out.data", force=True) as staged:
+            monkeypatch.setattr(Path, "replace", interrupted)
+            staged.commit()
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_them()
+    np.testing.assert_array_equal(_weights(target), _weights(source))
+    assert {path.name for path in source.parent.iterdir()} == {"model.onnx", "weights.bin", "out.onnx", "out.data"}
+
+
 def test_input_is_not_overwritten(source: Path) -> None:
     before = source.read_bytes()
     link = source.with_name("link.onnx")
