@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_moe.errors import ModelError
+from ort_moe.files.readable import check_readable
 from ort_moe.printing.wording import counted
 
 CONFIG = "config.json"
@@ -47,8 +48,8 @@ class Checkpoint:
         """Looks at a folder.
 
         Raises:
-            ModelError: It is no model folder, or its weights or the files beside them are not all there, or the weights
-                are quantized in a way that stays.
+            ModelError: It is no model folder, or its weights or the files beside them are not all there or cannot be
+                read, or the weights are quantized in a way that stays.
         """
         path = Path(os.path.abspath(folder))
         if not path.exists():
@@ -66,8 +67,13 @@ class Checkpoint:
         weights = _weights(path)
         for link in sorted(each for each in _along(path) if each.is_symlink() and not each.exists()):
             raise ModelError(f"cannot read {link}: it is a link to a file that is not there")
+        for file in weights:
+            check_readable(file)
         stored = sum(map(_stored, weights))
-        return cls(path, config, weights, stored * _MOST_PACKED if method else stored)
+        checkpoint = cls(path, config, weights, stored * _MOST_PACKED if method else stored)
+        for file in checkpoint.carried:
+            check_readable(file)
+        return checkpoint
 
     @property
     def model_type(self) -> str:

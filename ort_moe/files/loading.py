@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ort_moe.errors import EnvironmentUnfitError, ModelError
 from ort_moe.files.fresh_weights import tensors_of
+from ort_moe.files.readable import check_readable
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
 from ort_moe.printing.wording import counted
 
@@ -88,11 +89,12 @@ def data_files(model: ir.Model) -> dict[str, Path]:
     return {os.fspath(t.location): Path(t.path) for t in external_tensors(model)}
 
 
-def check_links(path: str | os.PathLike[str], model: ir.Model) -> None:
+def check_data_readable(path: str | os.PathLike[str], model: ir.Model) -> None:
     """Looks whether the weights of a model can be read and its output can share their files.
 
     Raises:
-        ModelError: A file is a link out of the model's folder, which neither onnx_ir nor ONNX Runtime reads everywhere.
+        ModelError: A file cannot be read, or is a link out of the model's folder, which neither onnx_ir nor ONNX
+            Runtime reads everywhere.
     """
     path = Path(os.path.abspath(path))
     folder = os.path.realpath(path.parent)
@@ -102,6 +104,7 @@ def check_links(path: str | os.PathLike[str], model: ir.Model) -> None:
                 f"{path}: external data '{location}' is a link to another folder, through which weights are not read: "
                 "copy the model and its data to one folder with `cp -L`"
             )
+        check_readable(file)
 
 
 def _head(path: Path) -> bytes:

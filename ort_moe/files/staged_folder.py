@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ort_moe.errors import LeftoverWarning, ModelError, OutputError
+from ort_moe.files.readable import check_readable
 from ort_moe.files.staging import HOW_TO_REPLACE, check_parent, check_still_free, folder_beside, give_usual_mode
 
 
@@ -43,8 +44,10 @@ class StagedFolder:
         """Copies a file, byte for byte, under a name relative to the folder.
 
         Raises:
+            ModelError: The source cannot be read.
             OutputError: It cannot be written.
         """
+        check_readable(source)
         final = self.path / name
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +149,7 @@ def files_of(folder: Path, above: Collection[str] = ()) -> list[str]:
         if path.is_dir():
             names += [os.path.join(path.name, name) for name in files_of(path, [*above, real])]
         elif path.is_file():
+            check_readable(path)
             names.append(path.name)
         else:
             what = "a link to a file that is not there" if path.is_symlink() else "no regular file"

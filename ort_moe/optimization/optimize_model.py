@@ -95,7 +95,7 @@ def optimize_model(
         VerificationError: The results differ; nothing was put in place.
         ValueError: A setting is unknown.
     """
-    from ort_moe.files.loading import check_links, load_model
+    from ort_moe.files.loading import check_data_readable, load_model
     from ort_moe.files.model_path import check_output_name
     from ort_moe.files.staged_model import StagedModel, check_target
     from ort_moe.graphs.operators import count_operators
@@ -105,7 +105,7 @@ def optimize_model(
 
     packing, target, external_data = settings.packing(), settings.target, settings.external_data
     model = load_model(source)
-    check_links(source, model)
+    check_data_readable(source, model)
     if output is not None:
         check_output_name(output)
         check_output_name(Path(output).parent / external_data)

@@ -11,6 +11,7 @@ import pytest
 from ort_moe.errors import ModelError
 from ort_moe.exporting.checkpoint import Checkpoint
 from tests.ort_moe.exporting.folders import model_folder, safetensors, sharded_folder
+from tests.unreadable import refuse_to_open
 
 
 def test_one_file_of_weights(tmp_path: Path) -> None:
@@ -110,6 +111,14 @@ def test_bad_folder_is_one_sentence(tmp_path: Path, kind: str) -> None:
     assert sentence in str(refused.value)
     assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refuse_to_open(monkeypatch, model_folder(tmp_path) / name)
+    with pytest.raises(ModelError, match=f"^cannot read {tmp_path / name}: Permission denied$"):
+        Checkpoint.of(tmp_path)
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from ort_moe.errors import ModelError
-from ort_moe.files.loading import data_files, load_model
+from ort_moe.files.loading import check_data_readable, data_files, load_model
 from ort_moe.ops import DOMAIN
 from tests.ort_moe.tiny_models import fused, original, save
+from tests.unreadable import refuse_to_open
 
 
 def test_external_data_stays_on_disk(source: Path) -> None:
@@ -69,6 +70,14 @@ def test_missing_external_data(source: Path) -> None:
     (source.parent / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"external data 'weights\.bin' is missing, with \d+ tensors in it: "):
         load_model(source)
+
+
+def test_external_data_that_cannot_be_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = load_model(source), source.parent / "weights.bin"
+    check_data_readable(source, model)
+    refuse_to_open(monkeypatch, data)
+    with pytest.raises(ModelError, match=f"^cannot read {data}: Permission denied$"):
+        check_data_readable(source, model)
 
 
 def test_truncated_external_data(source: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ort_moe.errors import LeftoverWarning, ModelError, OutputError
 from ort_moe.files.staged_folder import StagedFolder, check_folder, files_of
+from tests.unreadable import refuse_to_open
 
 
 @pytest.fixture
@@ -162,9 +163,20 @@ def test_errors_tell_of_the_output(source: Path) -> None:
     target = source.with_name("out")
     with (
         StagedFolder(target) as staged,
-        pytest.raises(OutputError, match=f"cannot write {target}/deep/c: No such file"),
+        pytest.raises(OutputError, match=f"cannot write {target}/{'x' * 300}: File name too long"),
+    ):
+        staged.copy(source / "a", "x" * 300)
+
+
+def test_a_file_that_cannot_be_read_is_told_as_such(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        StagedFolder(source.with_name("out")) as staged,
+        pytest.raises(ModelError, match=f"cannot read {source}/c: No such file"),
     ):
         staged.copy(source / "c", "deep/c")
+    refuse_to_open(monkeypatch, source / "deep" / "b")
+    with pytest.raises(ModelError, match=f"cannot read {source}/deep/b: Permission denied"):
+        files_of(source)
 
 
 def test_places_where_nothing_is_put(source: Path) -> None:
