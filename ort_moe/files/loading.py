@@ -107,6 +107,16 @@ def check_data_readable(path: str | os.PathLike[str], model: ir.Model) -> None:
         check_readable(file)
 
 
+def begins_like_a_model(path: Path) -> bool:
+    """Whether a file begins as nearly every ONNX model does, or is empty, as what is made for one beforehand.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(1) in (b"", _IR_VERSION_TAG)
+
+
 def _head(path: Path) -> bytes:
     """The first bytes of the file.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ort_moe.errors import OutputError
 from ort_moe.files.fresh_weights import in_need_of_a_file, is_fresh, placed, rename_locations
-from ort_moe.files.loading import data_files, external_tensors
+from ort_moe.files.loading import begins_like_a_model, data_files, external_tensors
 from ort_moe.files.staging import (
     HOW_TO_REPLACE,
     check_file_place,
@@ -214,13 +214,22 @@ def check_target(
     """Looks whether the output can be written there, before work is put into it.
 
     Raises:
-        OutputError: It cannot; or something is there, such as the input, and `force` is not set.
+        OutputError: It cannot; or something is there, such as the input, and `force` is not set, or it is no model.
     """
     target = Path(os.path.abspath(target))
     check_file_place(target)
     if not force and os.path.lexists(target):
         what = "is the input" if same_file(target, source) else "exists"
         raise OutputError(f"cannot write {target}: it {what}; {HOW_TO_REPLACE}")
+    if target.exists() and not same_file(target, source):
+        try:
+            replaceable = begins_like_a_model(target)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {target}: it exists and cannot be read, to see whether it is a model"
+            ) from error
+        if not replaceable:
+            raise OutputError(f"cannot write {target}: it exists and is no ONNX model, and only such are replaced")
     if external_data != KEEP:
         if Path(external_data).name != external_data or external_data in ("", ".", ".."):
             raise OutputError(

@@ -16,6 +16,9 @@ from ort_moe.files.loading import data_files, load_model
 from ort_moe.files.staged_model import StagedModel, check_target
 from ort_moe.files.streamed_tensor import StreamedTensor
 from tests.ort_moe.tiny_models import original, save
+from tests.unreadable import refuse_to_open
+
+_OLD = b"\x08\x0a, as a model begins"
 
 
 def _weights(path: Path) -> np.ndarray:
@@ -175,7 +178,7 @@ def test_interrupted_right_behind_the_move_of_the_data(
     """A model keeps the data that it was made with, or there is neither."""
     target = source.with_name("out.onnx")
     for name in before:
-        target.with_name(name).write_text("old")
+        target.with_name(name).write_bytes(_OLD)
     move, moved = getattr(Path, method), []
 
     def interrupted(path: Path, to: Path) -> Path:
@@ -194,13 +197,13 @@ def test_interrupted_right_behind_the_move_of_the_data(
         replace_them()
     assert moved
     assert {path.name for path in source.parent.iterdir()} == {"model.onnx", "weights.bin", *before}
-    assert all(target.with_name(name).read_text() == "old" for name in before)
+    assert all(target.with_name(name).read_bytes() == _OLD for name in before)
 
 
 def test_interrupted_right_behind_the_move_of_the_model(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = source.with_name("out.onnx")
     for name in ("out.onnx", "out.data"):
-        target.with_name(name).write_text("old")
+        target.with_name(name).write_bytes(_OLD)
     replace = Path.replace
 
     def interrupted(path: Path, to: Path) -> Path:
@@ -231,6 +234,31 @@ def test_input_is_not_overwritten(source: Path) -> None:
     check_target(source, source=source, force=True)
 
 
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_model_replaces_no_file_of_another_kind(source: Path, how: str) -> None:
+    """Not even where it shall replace what is there: the name is likely to be mistaken."""
+    text, target = source.with_name("thesis.txt"), source.with_name("thesis.txt")
+    text.write_text("Chapter 1")
+    if how == "link":
+        target = source.with_name("link")
+        target.symlink_to(text)
+    with pytest.raises(OutputError, match=f"^cannot write {target}: it exists and is no ONNX model, and only such are"):
+        check_target(target, source=source, force=True)
+    assert text.read_text() == "Chapter 1"
+    text.write_bytes(b"")
+    check_target(target, source=source, force=True)
+    text.write_bytes(source.read_bytes())
+    check_target(target, source=source, force=True)
+
+
+def test_existing_file_that_cannot_be_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = source.with_name("out.onnx")
+    target.write_bytes(_OLD)
+    refuse_to_open(monkeypatch, target)
+    with pytest.raises(OutputError, match="it exists and cannot be read, to see whether it is a model"):
+        check_target(target, source=source, force=True)
+
+
 def test_data_of_another_model_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -251,7 +279,9 @@ def test_data_of_the_input_is_not_overwritten(source: Path) -> None:
     load_model(source)
 
 
-def test_model_does_not_replace_the_weights(source: Path, tmp_path: Path) -> None:
+def test_model_does_not_replace_the_weights(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where these begin as a model does, by chance."""
+    monkeypatch.setattr("ort_moe.files.staged_model.begins_like_a_model", lambda _: True)
     folder = tmp_path / "out"
     folder.mkdir()
     weights = source.with_name("weights.bin")
