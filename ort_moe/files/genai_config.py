@@ -54,8 +54,8 @@ class GenaiConfig:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """File names of the ONNX models that it names, relative to its folder, each once."""
-        return tuple(dict.fromkeys(component["filename"] for component in _components(self.document)))
+        """File names of the ONNX models that it names, relative to its folder, each once and in its shortest form."""
+        return tuple(dict.fromkeys(os.path.normpath(component["filename"]) for component in _components(self.document)))
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -76,12 +76,16 @@ class GenaiConfig:
     def with_library(self, library: str, models: Collection[str]) -> str:
         """The text of a configuration that also has sessions of these models opened with the library.
 
+        Args:
+            library: Its file name.
+            models: Some of `models`.
+
         Raises:
             ModelError: It names another library, and there can be but one.
         """
         document = json.loads(self.text)
         for component in list(_components(document)):
-            if component["filename"] not in models:
+            if os.path.normpath(component["filename"]) not in models:
                 continue
             # Components without options of their own are opened with the decoder's.
             owner = component if isinstance(component.get(_OPTIONS), dict) else _decoder(document)

@@ -77,6 +77,17 @@ def test_folder(source: Path) -> None:
     assert sorted(path.name for path in source.parent.iterdir()) == ["in", "out"]
 
 
+def test_a_model_of_two_names(tmp_path: Path) -> None:
+    document = config(filename="./model.onnx")
+    document["model"]["vision"] = {"filename": "model.onnx", "session_options": {}}
+    source, output = genai_folder(tmp_path / "in", document), tmp_path / "out"
+    assert [Path(model.source).name for model in _optimize(source, output).models] == ["model.onnx"]
+    assert set(contents(output)) == {*contents(source), NAME}
+    written = json.loads((output / "genai_config.json").read_text())["model"]
+    assert [written[part]["filename"] for part in ("decoder", "vision")] == ["./model.onnx", "model.onnx"]
+    assert [written[part]["session_options"]["custom_ops_library"] for part in ("decoder", "vision")] == [NAME, NAME]
+
+
 def test_what_is_told(source: Path) -> None:
     report = _optimize(source, source.with_name("out"))
     lines = str(report).splitlines()
