@@ -62,13 +62,14 @@ to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % l
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
 Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
-and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s. Packed
-weights are decoded into the place of dense ones by one or two warpgroups of their own, while two others multiply what
-was decoded before: at 1024 and 4096 tokens of 128/8/2048/768 int8/128 takes 296 to 309 and 720 us, fp8/128 300 and 741,
-nvfp4 306 and 777, mxfp4 32/4/2880/2880 568 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles
-of 64 tokens, int8 took 573 us at 1024 tokens, fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor
-pipe busy for 65 % of the time: a tile's end takes a sixth of it, in which nothing is multiplied, waits for copies a
-seventh, and the L2 is at 68 %. int8's FC1 at 1024 tokens is bound by shared memory, 78 % busy, which decoded weights
-pass twice. Of eight-bit weights two stages of copies in place of three take 956 us at 4096 tokens in place of 726;
-tiles of 128 tokens there 858 in place of 778; copies that bring 256 bytes into the L2 made no difference.
+and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s, without
+the router, in other runs than the sweep below, which has 5.25 ms with it. Packed weights are decoded into the place of
+dense ones by one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096
+tokens of 128/8/2048/768 int8/128 takes 296 to 309 and 720 us, fp8/128 300 and 741, nvfp4 306 and 777, mxfp4
+32/4/2880/2880 568 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took
+573 us at 1024 tokens, fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the
+time: a tile's end takes a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68
+%. int8's FC1 at 1024 tokens is bound by shared memory, 78 % busy, which decoded weights pass twice. Of eight-bit
+weights two stages of copies in place of three take 956 us at 4096 tokens in place of 726; tiles of 128 tokens there 858
+in place of 778; copies that bring 256 bytes into the L2 made no difference.
 """

@@ -14,10 +14,10 @@ HEADER = """\
 us per layer, router and experts, by our launchers in a CUDA graph, with the experts' choice drawn evenly, by Zipf's law
 (the n-th most popular expert 1 / n as likely as the first), and with one expert as every token's first; "contrib" is
 the contrib op in a session with a CUDA graph on even choices. GB/s and its share of a large copy's bandwidth count the
-bytes of the experts chosen, each once, TFLOP/s the products of tokens and their experts; both on even choices. Columns
-of which nothing was measured in a shape are left out. Of
-the experts' choices, that of a path knows their number alone: where a few experts are most tokens', those just before a
-change of path may take longer than more tokens behind it, as 4 of nvfp4 beside 6.
+bytes of the experts that the last draw chose, each once, which with few experts may be off by a tenth; TFLOP/s the
+products of tokens and their experts; both on even choices. Columns of which nothing was measured in a shape are left
+out. Of the experts' choices, that of a path knows their number alone: where a few experts are most tokens', those just
+before a change of path may take longer than more tokens behind it, as 4 of nvfp4 beside 6.
 `python -m benchmarks.experts --sweep` measures again:
 
 ```sh gpu
