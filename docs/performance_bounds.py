@@ -5,46 +5,57 @@ from __future__ import annotations
 DECODE_CHAIN_BOUNDS = """\
 ### What bounds a layer
 
-nvfp4 512/10/2560/640 on the same GPU, by marks of the global timer in the kernels, and by ncu on a build close to this
-one:
+In the kernels for few tokens a unit is 16 weight rows of one expert, with all of their reduction, for up to 4 of its
+tokens; a ring is the place in shared memory through which a warp's weights stream, and a group is what it asks for at
+once: 128 bytes of each of 16 rows. nvfp4 512/10/2560/640, by marks of the global timer in the kernels, behind one that
+writes the routing in 1.3 us, where a layer takes 17.3, 29.0 and 46.2 us at 1, 2 and 4 tokens:
 
-- At 4 tokens the products run at the speed of memory: FC1's 73.7 MB in 17 us (4.3 TB/s), FC2's 36.9 MB in 9.4 us
-  (3.9 TB/s). The other half of the time goes before and after them: each block reads the routing and finds its items
-  (3.5 us), fills its rings (2 us), converts the activations (1.5 us), in FC1 and again in FC2, and finishes its columns
-  (2 us). That code is executed rather than waited for: in a kernel that ran both layers twice, on other experts, the
-  second time took as long, and 2 % of the stalls were for instructions.
-- At 1 token 6.4 us of 22.5 would do for the bytes. FC1 is at work for 11 us, of which 5 are products; FC2 waits for its
-  last block, 2 us behind the median, then takes 1.1 us to stage, 2.4 for the products and 0.9 to finish. FC1's issue
-  slots are 32 % busy, its pipe of logical operations 38 %, DRAM 26 %; 22 % of the stalls are barriers.
+- At 1 token FC1 waits 0.5 us for the choices, asks for its first weights 0.6 us later and has multiplied 5.5 us behind
+  that (18.4 MB at 3.3 TB/s from the first request to the last product). A block has 6 units of 23 KB, 8 of the 132
+  blocks have 7, and those end 1.1 us behind the others. FC2 may go on 1.7 us behind the last block of FC1, has its
+  activations 1.0 us later, multiplies for 2.8 us what has long arrived, and finishes in 0.7.
+- At 4 tokens FC1 multiplies for 17.5 us at the speed of memory (73.7 MB, 4.2 TB/s) and FC2 for 10. The rest is finding
+  out which tokens share experts (1.5 us), the first weights (1.3), blocks whose last unit is one more than others'
+  (2.5), the edge between the kernels and their activations (6), and the end (1.5).
+- Eight weights of nvfp4 become halves in 11 instructions, of which 7 are logical ones or shifts, which a multiprocessor
+  issues at half the rate. A step of 2048 weights is 127 instructions of a warp, and its copies are 40 more. A kernel
+  has 3.0 to 3.8 million of them, 2.9 to 3.7 us if every scheduler issued one a cycle; with its four warps each issues
+  two thirds of that.
 
-Other designs, in us at 1 and 4 tokens, measured in the same way: many small blocks that scale each weight before the
-product 23.7 and 80.8; the same, scaling blocks of 16 after the product 28.6 and 100; one block a multiprocessor whose
-warps meet at a barrier for each unit 24.1 and 68; FC2 resident beside FC1, its weights prefetched into the L2, with the
-registers that leaves, 22.9 and 89; half as many warps again, with fewer registers, 29 and 107. One kernel for both
-layers, behind one that finds the items, whose blocks meet by flags between the layers: 23.1 and 62.6 with FC2's weights
-streaming on behind FC1's, 23.9 and 65 where they are asked for once a block has finished its part of FC1; beside 22.4
-and 57.7 with two kernels. What the second launch costs goes into the kernel ahead, 1.5 us until the other one goes on,
-and into the flags, 1 to 2 us behind the last block; and the products took no less time. Weights that leave the L2
-first: no difference, dense 3 % slower. Two groups of weights in flight in FC1 in place of three, which is how it is
-now: 21.9 and 55.9.
+What brought it there, from 20.6, 31.8 and 55.2 us: one warp finds the items, and with one token each warp keeps its
+choices (0.9 us at 1 token); activations straight through registers (0.3); a block's units a grid apart (5 us at 4
+tokens, 15 by Zipf's law); units finished by the warps that have their sums, not by the block (1 us at 4 tokens); in FC2
+eight rows of an expert in two steps as the tensor core's 16 rows, and of single steps those of two experts (0.6 us, and
+3 at 4 tokens; 4 tokens of 128/8/2048/768 40.5 to 35.9); addresses and divisions ahead of the waits (1.2 us): the
+assembler had put the waits first and all of that behind them, until the wait was made to depend on it.
 
-By marks of the global timer again, behind a kernel that writes the routing in 1.3 us, where a layer of these kernels
-takes 20.6, 31.8 and 55.2 us at 1, 2 and 4 tokens: two kernels in the same grids that bring the same bytes by bulk
-copies and multiply nothing take 10.9 us at 1 token. All of a block's weights of FC1 on their way at once by bulk
-copies: 22.3, for the first unit then arrives as late as the last; two units of 23 KB at a time 20.0, and 18.0 with
-FC2's weights by bulk copies too; both kernels on a multiprocessor at once, by 12 warps of 80 registers each, 24.7, for
-they spill. FC1 brings FC2's weights into the L2, or touches its parameters ahead: no difference. A step of 2048 weights
-is 160 to 190 instructions of a warp in FC1, 88 of which decode, and the multiplying warps issue in 75 to 90 % of the
-cycles. At 4 tokens the last block of FC1 ends 9 us behind the median, for the units of an expert that several tokens
-share lie in a few blocks.
+Other designs, in us at 1 / 4 tokens, each beside what the design above took when it was tried:
 
-The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
-sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 32 and 87 us, where the grouped product
-on wgmma takes 71 and 143; 23 and 59 of int4/32 512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64
-and 113); 21 and 53 of fp8/128 128/8/2048/768 (49 and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for
-mxfp4, where tokens share experts, at 2.3 for int4 and 3.1 for int8 and fp8; what they have to issue would allow 5. FC2
-has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns better; with
-four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp made no difference.
+| design | it took | beside |
+|---|---|---|
+| rows in bulk copies that one warp asks for: each costs 65 to 80 ns, however small | 38.6 / 98.5 | 20.1 / 53.5 |
+| units in four bulk copies, their groups dealt out to 16 warps | 23.9 / 65.1 | 20.1 / 53.5 |
+| the same, each warp with its part of the reduction in all units | 23.6 / 78.0 | 20.1 / 53.5 |
+| the same, eight rows in two steps, by 20 warps in FC1 | 21.4 / 76.4 | 20.1 / 53.5 |
+| all of a block's weights on their way at once: the first arrive as late as the last | 22.3 / - | 20.6 / 55.2 |
+| 8 warps in each kernel, so that both fit on a multiprocessor | 19.8 / 55.0 | 19.1 / 49.7 |
+| slices of eight units dealt out evenly to the warps, with a sum for each group | 23.0 / 54.2 | 17.3 / 46.2 |
+| three groups in flight in FC1 in place of two | 18.3 / 47.2 | 17.4 / 46.4 |
+| many small blocks that scale each weight before the product | 23.7 / 80.8 | 22.4 / 57.7 |
+| one kernel for both layers, whose blocks meet by flags between them | 23.1 / 62.6 | 22.4 / 57.7 |
+| two kernels in the same grids that bring the same bytes and multiply nothing | 10.9 / - | 20.6 / 55.2 |
+
+Weights that leave the L2 first, copies that bring 256 bytes into the L2, FC2's weights brought into the L2 by FC1, and
+FC2's first products prepared ahead of its wait: no difference.
+
+The other packed formats take the same kernels; their figures here are from before the last of these changes. Their
+weights go to the tensor core as exact codes in float16, and the sums of a block are scaled: at 1 and 4 tokens of mxfp4
+32/4/2880/2880 that takes 32 and 87 us, where the grouped product on wgmma takes 71 and 143; 23 and 59 of int4/32
+512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64 and 113); 21 and 53 of fp8/128 128/8/2048/768 (49
+and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for mxfp4, where tokens share experts, at 2.3 for
+int4 and 3.1 for int8 and fp8; what they have to issue would allow 5. FC2 has two experts to a warp's 16 rows of weights
+there, and four with int4, which shares out 2560 columns better; with four mxfp4 takes 101 us at 4 tokens and int8 60. A
+second chain of products in flight in each warp made no difference.
 
 Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, 64 of dense weights and two for each expert, or what
 fits into shared memory, the grouped product takes over: dense weights with wgmma, packed ones with mma.sync up to 20

@@ -152,6 +152,28 @@ def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize(("tokens", "k"), [(1, 31), (1, 32), (1, 33), (1, 64), (3, 11), (4, 16), (8, 8), (2, 60)])
+def test_few_tokens_whose_choices_fill_a_warp_and_more(tokens: int, k: int, weight_format: str) -> None:
+    """One token's choices are items of their own, others' meet in items; some of both name no expert."""
+    for seed, choices in enumerate(("random", "one_expert", "outside")):
+        case = ExpertsCase(
+            (tokens,), 40, k, 128, 320, HALVES[seed % 2], weight_format, choices=choices, block_size=32, seed=seed
+        )
+        case.check_each(launch(case))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("inner", [64, 128, 192, 256, 320, 384])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_reductions_of_a_few_steps(tokens: int, inner: int, weight_format: str) -> None:
+    """Steps by themselves and with another, whole and not; an odd number of experts, of which two are taken at once."""
+    case = ExpertsCase(
+        (tokens,), 5, 3, 192, inner, "bfloat16", weight_format, choices="outside", has_bias=True, block_size=32
+    )
+    case.check_each(launch(case))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (2048, 768), (2880, 704), (7168, 256)])
 def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:

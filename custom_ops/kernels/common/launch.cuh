@@ -1,11 +1,11 @@
 // Launches with programmatic dependent launch (PDL): the next kernel of a stream starts while the previous one drains.
 //
-// Contract of a kernel that is launched here: every thread's path executes WaitForPrevious(), and before that it writes
-// nothing global and reads nothing but its parameters. AllowNext() may come first: the next kernel's own wait still
-// holds it until this one has finished and its writes are visible. One exception: where the kernel before is known to
-// call AllowNext() behind its own wait, all that was written ahead of that one is complete and may be read. So FC2 of
-// FusedExperts, which follows FC1, reads weights and routing early, FinalizeRouting does with routing_settled, and the
-// rows of PermuteTokens behind its maps read x.
+// Contract of a kernel that is launched here: every thread's path executes WaitForPrevious() or
+// WaitForPreviousBehind(), and before that it writes nothing global and reads nothing but its parameters. AllowNext()
+// may come first: the next kernel's own wait still holds it until this one has finished and its writes are visible. One
+// exception: where the kernel before is known to call AllowNext() behind its own wait, all that was written ahead of
+// that one is complete and may be read. So FC2 of FusedExperts, which follows FC1, reads weights and routing early,
+// FinalizeRouting does with routing_settled, and the rows of PermuteTokens behind its maps read x.
 //
 // The environment's ORT_MOE_PDL=0, read once, turns the overlap off: results are the same.
 #pragma once
@@ -24,6 +24,19 @@ namespace ort_moe {
 __device__ __forceinline__ void WaitForPrevious() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The same, behind the work that `values` come from. The assembler puts a wait that depends on nothing first, and what
+// could be worked out ahead of it behind it; so the wait stands under a condition of theirs and under its opposite.
+template <typename... Values>
+__device__ __forceinline__ void WaitForPreviousBehind(Values... values) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t all = (static_cast<uint32_t>(values) | ...);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0xffffffff;\n@p griddepcontrol.wait;\n@!p griddepcontrol.wait;\n}\n" ::"r"(
+          all)
+      : "memory");
 #endif
 }
 

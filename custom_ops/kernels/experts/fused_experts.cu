@@ -102,7 +102,8 @@ bool HasMany(const ExpertsConfig& config, const ExpertsArgs& args) {
   const bool dense = config.weight_format == WeightFormat::kDense;
   const int64_t alignment = dense ? kDenseAlignment : kNvfp4Alignment;
   return (dense || config.weight_format == WeightFormat::kNvfp4) && args.dtype != DType::kFloat32 &&
-         args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY;
+         args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY &&
+         FitsOffsets(config, args);
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {

@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(kSets * kMaxSlices * kLanes) GroupedKernel(con
       member = expanded % p.tokens * p.k + expanded / p.tokens;
     }
     int filled = part.first;
-    const int64_t second_row = first_row + tile_rows;
-    ring.Start(layer, {first_row, first_row + 4 * row_step, second_row, second_row + 4 * row_step}, part.first);
+    const int at_row = base * row_step, second_row = at_row + tile_rows;
+    ring.Start(layer, {at_row, at_row + 4 * row_step, second_row, second_row + 4 * row_step}, part.first);
+    ring.Choose(layer, {expert, expert, expert, expert});
     const auto fill = [&](int at) {
       if (filled++ < part.end) ring.Fill(at);
       CommitCopies();

@@ -1,8 +1,8 @@
 // FC1 of FusedExperts with its activation, for few tokens.
 //
 // Mapping: one block a multiprocessor, and all of them share out the units: 16 weight rows of an item (with gates: 8
-// gates and the 8 values they meet). A warp takes a slice of a unit's reduction and goes on to another unit while that
-// one's weights are still under way; a batch's sums meet in shared memory. Bytes: the chosen experts' weights once.
+// gates and the 8 values they meet). A team of warps takes a unit, each a slice of its reduction, and one of them
+// finishes it while the others go on to the next, whose weights are under way. Bytes: the chosen experts' weights once.
 // Bound by: memory, once the loop runs (4 TB/s at four tokens); at one token by what each block does before and after.
 #pragma once
 
@@ -19,43 +19,46 @@
 namespace ort_moe {
 
 constexpr int kFc1Warps = 16;
-constexpr int kFc1PartialBytes = 16 << 10;  // of a batch's sums
 
 // The block's shared memory, in order.
 template <typename Format>
 struct Fc1Shared {
-  static __host__ __device__ __forceinline__ int UnitSums(int slices, int chunk) { return slices * chunk * kSetRows; }
-
-  // Units of a block that are finished at once.
-  static __host__ __device__ __forceinline__ int Batch(int slices, int chunk) {
-    return kFc1PartialBytes / (UnitSums(slices, chunk) * static_cast<int>(sizeof(float)));
+  // Of the units that a block's warps work at, twice.
+  static __host__ __device__ __forceinline__ size_t PartialBytes(int chunk) {
+    return 2 * static_cast<size_t>(kFc1Warps * chunk * kSetRows) * sizeof(float);
   }
 
   static __host__ __device__ __forceinline__ size_t Bytes(int depth, int tokens, int slots, int chunk) {
     return kFc1Warps * static_cast<size_t>(WeightRing<Format, Format::kFc1Groups>::kBytes) +
-           static_cast<size_t>(tokens) * StagedStride<Format>(depth) + kFc1PartialBytes + Items::Bytes(slots, chunk) +
-           slots * sizeof(float);
+           static_cast<size_t>(tokens) * StagedStride<Format>(depth) + PartialBytes(chunk) + Items::Bytes(slots, chunk);
   }
 
   __device__ __forceinline__ Fc1Shared(uint4* memory, const ExpertsParams& p) {
     rings = reinterpret_cast<char*>(memory);
     activations = rings + kFc1Warps * WeightRing<Format, Format::kFc1Groups>::kBytes;
     partial = reinterpret_cast<float*>(activations + p.tokens * StagedStride<Format>(p.fc1.depth));
-    items = partial + kFc1PartialBytes / sizeof(float);
-    scale = reinterpret_cast<float*>(static_cast<char*>(items) + Items::Bytes(p.slots, p.chunk));
+    items = partial + PartialBytes(p.chunk) / sizeof(float);
   }
 
   char* rings;        // of each warp
   char* activations;  // (tokens) rows
-  float* partial;     // (batch, chunk, slices, kSetRows)
+  float* partial;     // (2, teams, chunk, slices, kSetRows)
   void* items;
-  float* scale;  // (slots) global scale of an item's expert
 };
 
-// A warp's next unit: how many are left in the block from it on, and where it lies.
+// A warp's next unit: how many are left from it on, of the block's or of all, and where it lies.
 struct Unit {
   int left, item, tile;
 };
+
+// The warps that share a unit: `warps` of them, the team's number.
+__device__ __forceinline__ void SyncTeam(int team, int warps) {
+  if (warps == 1) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(warps * kLanes) : "memory");
+  }
+}
 
 template <typename Format, int kTokens>
 __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsParams p) {
@@ -69,52 +72,96 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   const int team = warp / slices, slice = warp % slices, teams = blockDim.x / kLanes / slices;
   const int stride = StagedStride<Format>(layer.depth), blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
 
-  WaitForPrevious();
-  AllowNext();  // after the wait: FC2 may read the routing ahead of its own
-
-  // All tokens' activations, a thread to a block; the first warps are busy with the items.
-  const auto each_block = [&](auto body) {
-#pragma unroll 1
-    for (int i = blockDim.x - 1 - threadIdx.x; i < p.tokens * blocks; i += blockDim.x) {
-      const int token = p.tokens == 1 ? 0 : i / blocks, block = p.tokens == 1 ? i : i % blocks;
-      body(static_cast<const T*>(p.x) + static_cast<int64_t>(token) * layer.depth, s.activations + token * stride,
-           block);
-    }
-  };
-  Items items(s.items, p.slots, chunk);
-  const int num_items = items.Find(p.indices, p.slots, p.k, p.experts, [&] {
-    each_block(
-        [&](const T* row, char* target, int block) { BeginBlock<Format>(row, target, layer.depth, block, false); });
-  });
+  // Ahead of the wait: the block of the tokens' activations that the thread stages first, of threads in reverse, for
+  // the first warp is busy with the items; and the warp's units. A block's are neighbours where all take as long, else
+  // a grid apart, for those of an expert that several tokens share take longer.
+  const int first_block = blockDim.x - 1 - threadIdx.x;
+  int token = kTokens == 1 ? 0 : first_block / blocks, block = first_block - token * blocks;
+  const T* row = static_cast<const T*>(p.x) + static_cast<int64_t>(token) * layer.depth;
   const int tile_columns = p.gated ? kTileRows : kSetRows;
   const int tiles = p.fc2.depth / tile_columns;
-  const uint32_t units = static_cast<uint32_t>(num_items) * tiles;  // times blocks: far below 2^32
-  const int begin = static_cast<int>(units * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
-  const Slice part = SliceOf<Format>(layer, slice);
+  const int apart = kTokens == 1 ? 1 : gridDim.x;
+  const int apart_items = teams * apart / tiles, apart_tiles = teams * apart - apart_items * tiles;
+  Unit unit;
+  const auto share_out = [&](int num_items) {
+    const uint32_t units = static_cast<uint32_t>(num_items) * tiles;  // times blocks: far below 2^32
+    const uint32_t begin = kTokens == 1 ? units * blockIdx.x / gridDim.x : blockIdx.x;
+    const uint32_t end = kTokens == 1 ? units * (blockIdx.x + 1) / gridDim.x : units;
+    const uint32_t own = begin + team * apart, own_item = own / static_cast<uint32_t>(tiles);
+    unit = {static_cast<int>(end - own), static_cast<int>(own_item), static_cast<int>(own - own_item * tiles)};
+  };
+  share_out(p.slots);
+  const auto advance = [&](Unit& unit) {
+    unit.left -= teams * apart;
+    unit.item += apart_items;
+    unit.tile += apart_tiles;
+    if (unit.tile >= tiles) {
+      unit.tile -= tiles;
+      ++unit.item;
+    }
+  };
 
-  // Weight rows of a unit: tile `tile` begins `tile * tile_rows` behind the unit's first.
+  // The ring runs through all units of the warp. Weight rows of a unit: tile `tile` begins `tile * tile_rows` behind
+  // the unit's first.
+  const Slice part = SliceOf<Format>(layer, slice);
   const int tile_rows = !p.gated ? kTileRows : p.interleaved ? 1 : p.fc2.depth;
   const int unit_rows = p.gated && !p.interleaved ? kTileRows : kSetRows, row_step = p.gated && p.interleaved ? 2 : 1;
-  const auto first_row = [&](int item, int tile) {
-    return static_cast<int64_t>(items.Expert(item)) * layer.rows + tile * unit_rows;
-  };
-  const auto advance = [&](Unit& unit) {
-    unit.left -= teams;
-    for (unit.tile += teams; unit.tile >= tiles; unit.tile -= tiles) ++unit.item;
-  };
-  const uint32_t own = begin + team, own_item = own / static_cast<uint32_t>(tiles);
-  Unit unit{end - static_cast<int>(own), static_cast<int>(own_item), static_cast<int>(own - own_item * tiles)};
-
-  // The ring runs through all units of the warp.
   Ring ring(s.rings + warp * Ring::kBytes, layer, row_step);
+  const auto start = [&](int tile) {
+    const int row = tile * unit_rows;
+    ring.Start(layer, {row, row + 4 * row_step, row + tile_rows, row + tile_rows + 4 * row_step}, part.first);
+  };
+  start(unit.tile);
+  Items items(s.items, p.slots, kTokens == 1 ? 1 : chunk);
+
+  WaitForPreviousBehind(ring.Started(), unit.left, unit.item, apart_items, apart_tiles, block,
+                        reinterpret_cast<uintptr_t>(row));
+  AllowNext();  // after the wait: FC2 may read the routing ahead of its own
+
+  BlockInRegisters<Format> activations;
+  const bool stages = token < p.tokens && block < blocks;
+  if (stages) activations.Load(row, layer.depth, block, false);
+  const auto stage = [&] {
+    if (stages) activations.Stage(s.activations + token * stride, layer.depth, block, false);
+    for (block += blockDim.x;; block += blockDim.x) {
+      for (; block >= blocks; block -= blocks, row += layer.depth) ++token;
+      if (token >= p.tokens) break;
+      activations.Load(row, layer.depth, block, false);
+      activations.Stage(s.activations + token * stride, layer.depth, block, false);
+    }
+    __syncthreads();
+  };
+  int item_expert = -1;  // of one token: of the item that has the lane's number
+  if constexpr (kTokens == 1) {
+    const int choice = Items::Choice(p.indices, p.slots, p.experts);
+    const uint32_t chosen = __ballot_sync(0xffffffffu, choice >= 0);
+    item_expert = Items::ItemExpert(choice, chosen);
+    if (__popc(chosen) != p.slots) {
+      share_out(__popc(chosen));
+      start(unit.tile);
+    }
+    if (warp == 0) items.Keep(choice, chosen);
+  } else {
+    if (warp == 0) items.Find(p.indices, p.slots, p.k, p.experts);
+    stage();
+    unit.left -= (p.slots - items.NumItems()) * tiles;
+  }
+  const auto expert_of = [&](int item) {
+    return kTokens == 1 ? __shfl_sync(0xffffffffu, item_expert, item) : items.Expert(item);
+  };
+  const auto choose = [&](int item) {
+    const int expert = expert_of(item);
+    ring.Choose(layer, {expert, expert, expert, expert});
+  };
+
   Unit next = unit;
-  int next_groups = 0;
+  if (next.left > 0) choose(next.item);
+  int next_groups = part.end - part.first;
   const auto fill = [&](int at) {
     if (next.left > 0) {
       if (next_groups == 0) {
-        const int64_t row = first_row(next.item, next.tile);
-        ring.Start(layer, {row, row + 4 * row_step, row + tile_rows, row + tile_rows + 4 * row_step}, part.first);
+        start(next.tile);
+        choose(next.item);
         next_groups = part.end - part.first;
       }
       ring.Fill(at);
@@ -122,69 +169,65 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     }
     CommitCopies();
   };
-  if (static_cast<int>(threadIdx.x) < num_items) {
-    BeginGlobalScale(layer, items.Expert(threadIdx.x), s.scale + threadIdx.x);
-  }
-  CommitCopies();
 #pragma unroll 1
   for (int at = 0; at < Ring::kBytes; at += Ring::kGroupBytes) fill(at);
-
-  WaitForCopies<Ring::kGroups>();
-  each_block([&](const T*, char* target, int block) { FinishBlock<Format>(target, layer.depth, block, false); });
-  __syncthreads();
+  if (kTokens == 1) stage();
 
   const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
-  const int batch = Fc1Shared<Format>::Batch(slices, chunk), unit_sums = Fc1Shared<Format>::UnitSums(slices, chunk);
-  int at = 0;
-  for (int first = begin; first < end; first += batch) {
-    const int batch_units = min(batch, end - first), left_behind = end - first - batch_units;
-    for (; unit.left > left_behind; advance(unit)) {
-      float* const partial = s.partial + (end - first - unit.left) * unit_sums + slice * kSetRows;
-      const int count = items.Count(unit.item);
-      const auto multiply = [&](auto tokens) {
-        const auto activation_row = [&](int token) { return items.Token(unit.item, token); };
-        OneExpert<Format, decltype(tokens)::value> products(staged, count, part.first, activation_row);
-        MultiplySlice(products, ring, part, activation_row, fill, &at);
-        products.Emit([&](int tile, int token, int row, float sum) {
-          partial[token * slices * kSetRows + tile * kTileRows + row] = sum;
-        });
-      };
-      if (kTokens == 1 || count == 1) {
-        multiply(std::integral_constant<int, 1>());
-      } else {
-        multiply(std::integral_constant<int, kTokens>());
-      }
+  const int unit_sums = chunk * slices * kSetRows;
+  float* partial = s.partial + team * unit_sums;
+  float* other_partial = partial + teams * unit_sums;
+  int at = 0, turn = slice;  // units until this warp finishes one
+  for (; unit.left > 0; advance(unit)) {
+    const int count = kTokens == 1 ? 1 : items.Count(unit.item);
+    const int expert = expert_of(unit.item);
+    const float global_scale = layer.global_scale == nullptr ? 1.0f : layer.global_scale[expert];
+    const auto multiply = [&](auto tokens) {
+      const auto activation_row = [&](int token) { return kTokens == 1 ? 0 : items.Token(unit.item, token); };
+      OneExpert<Format, decltype(tokens)::value> products(staged, count, part.first, activation_row);
+      MultiplySlice(products, ring, part, activation_row, fill, &at);
+      products.Emit([&](int tile, int token, int row, float sum) {
+        partial[(token * slices + slice) * kSetRows + tile * kTileRows + row] = sum;
+      });
+    };
+    if (kTokens == 1 || count == 1) {
+      multiply(std::integral_constant<int, 1>());
+    } else {
+      multiply(std::integral_constant<int, kTokens>());
     }
-    __syncthreads();
 
-    // A thread to a column of a unit and token.
-#pragma unroll 1
-    for (int i = threadIdx.x; i < batch_units * chunk * kTileRows; i += blockDim.x) {
-      const int row = i % kTileRows, token = i / kTileRows % chunk, local = i / kTileRows / chunk;
-      const int item = (first + local) / tiles, tile = (first + local) % tiles;
-      if (token >= items.Count(item)) continue;
-      const int member = items.Member(item, token);
-      const float* const sums = s.partial + local * unit_sums + token * slices * kSetRows + row;
+    // The team's warps finish a unit in turn, a lane to a column of a token. They come to the next unit's sums only
+    // when this one's have been read.
+    SyncTeam(team, slices);
+    const bool finishes = turn == 0;
+    turn = finishes ? slices - 1 : turn - 1;
+    const int token = kTokens == 1 ? 0 : threadIdx.x % kLanes / kTileRows, row = threadIdx.x % kTileRows;
+    if (finishes && token < count && (kTokens > 1 || threadIdx.x % kLanes < kTileRows)) {
+      const int member = items.Member(unit.item, token);
+      const float* const sums = partial + token * slices * kSetRows + row;
       float results[2] = {};
       for (int other = 0; other < slices; ++other) {
         results[0] = Add(results[0], sums[other * kSetRows]);
         results[1] = Add(results[1], sums[other * kSetRows + kTileRows]);
       }
-      const float scale = LayerScale<Format>(s.scale[item]), mix = p.mix_input ? p.mix[member] : 1.0f;
-      const int64_t weight_row = first_row(item, tile) + row * row_step;
+      const float scale = LayerScale<Format>(global_scale), mix = p.mix_input ? p.mix[member] : 1.0f;
+      const int64_t weight_row = static_cast<int64_t>(expert) * layer.rows + unit.tile * unit_rows + row * row_step;
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         results[side] = LayerOutput<T>(results[side], scale, mix, BiasOf<T>(layer, weight_row + side * tile_rows));
       }
       T* const activated = static_cast<T*>(p.activated) + static_cast<int64_t>(member) * p.activated_stride;
-      const int column = tile * tile_columns + row;
+      const int column = unit.tile * tile_columns + row;
 #pragma unroll 1
       for (int side = 0; side < (p.gated ? 1 : 2); ++side) {
         const float value = Activated(p, side == 0 ? results[0] : results[1], results[1]);
         activated[Format::Position(column + side * kTileRows)] = HalfTraits<T>::FromFloat(value);
       }
     }
-    if (left_behind > 0) __syncthreads();
+    __syncwarp();
+    float* const read = partial;
+    partial = other_partial;
+    other_partial = read;
   }
 }
 

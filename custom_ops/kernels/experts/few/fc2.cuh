@@ -67,15 +67,32 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   const int first_tile = static_cast<int>(all_tiles * blockIdx.x / gridDim.x);
   const int tiles = static_cast<int>(all_tiles * (blockIdx.x + 1) / gridDim.x) - first_tile;
 
+  // What does not take the choices, while they are on their way.
+  const int choice = kTokens == 1 ? Items::Choice(p.indices, slots, p.experts) : -1;
   Items items(s.items, slots, kTokens);
-  const int num_items = items.Find(p.indices, slots, p.k, p.experts, [] {});
+  Ring ring(s.rings + warp * Ring::kBytes, layer, 1);
+  const int blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
+  int slot = static_cast<int>(threadIdx.x / static_cast<uint32_t>(blocks)), block = threadIdx.x - slot * blocks;
+  const T* row = static_cast<const T*>(p.activated) + static_cast<int64_t>(slot) * p.activated_stride;
+
+  int num_items, item_expert = -1;  // of one token: as in FC1
+  if constexpr (kTokens == 1) {
+    const uint32_t chosen = __ballot_sync(0xffffffffu, choice >= 0);
+    item_expert = Items::ItemExpert(choice, chosen);
+    num_items = __popc(chosen);
+    if (warp == 0) items.Keep(choice, chosen);
+  } else {
+    if (warp == 0) items.Find(p.indices, slots, p.k, p.experts);
+    __syncthreads();
+    num_items = items.NumItems();
+  }
+  const auto expert_of = [&](int item) {
+    item = min(item, num_items - 1);
+    return kTokens == 1 ? __shfl_sync(0xffffffffu, item_expert, item) : items.Expert(item);
+  };
 
   // Units in the order of their tiles.
   const int tile_units = (num_items + kUnitItems - 1) / kUnitItems * slices;
-  const auto row_of = [&](int item, int tile) {
-    return static_cast<int64_t>(items.Expert(min(item, num_items - 1))) * layer.rows + (first_tile + tile) * kColumns;
-  };
-  Ring ring(s.rings + warp * Ring::kBytes, layer, 1);
   struct Unit {
     int tile, within;  // the tile's units
   };
@@ -93,10 +110,15 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   const auto fill = [&](int at) {
     if (next.tile < tiles) {
       if (next_groups == 0) {
-        const int item = item_of(next), tile = next.tile;
         const Slice part = part_of(next);
-        const auto quarter = [&](int i) { return row_of(item + 4 * i / kColumns, tile) + 4 * i % kColumns; };
-        ring.Start(layer, {quarter(0), quarter(1), quarter(2), quarter(3)}, part.first);
+        const int item = item_of(next), first_row = (first_tile + next.tile) * kColumns;
+        int experts[kUnitItems];
+#pragma unroll
+        for (int i = 0; i < kUnitItems; ++i) experts[i] = expert_of(item + i);
+        const auto expert = [&](int quarter) { return experts[4 * quarter / kColumns]; };
+        const auto row = [&](int quarter) { return first_row + 4 * quarter % kColumns; };
+        ring.Start(layer, {row(0), row(1), row(2), row(3)}, part.first);
+        ring.Choose(layer, {expert(0), expert(1), expert(2), expert(3)});
         next_groups = part.end - part.first;
       }
       ring.Fill(at);
@@ -106,34 +128,40 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   };
 #pragma unroll 1
   for (int at = 0; at < Ring::kBytes; at += Ring::kGroupBytes) fill(at);
+  if (kTokens == 1) __syncthreads();  // the items
 
   for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
     const int expert = items.SlotExpert(slot);
-    s.mix[slot] = p.mix_input ? 1.0f : p.mix[slot];
+    if (p.mix_input || expert < 0) {
+      s.mix[slot] = 1.0f;
+    } else {
+      CopyAsync4(s.mix + slot, p.mix + slot, true);
+    }
     if (expert >= 0) BeginGlobalScale(layer, expert, s.scale + slot);
   }
-
   CommitCopies();
 
-  WaitForPrevious();
+  WaitForPreviousBehind(block, reinterpret_cast<uintptr_t>(row));
   AllowNext();
 
-  const int blocks = PaddedDepth<Format>(layer.depth) / Format::kBlock;
-  const auto each_block = [&](auto body) {
+  // Some blocks are on their way together where there are many.
+  constexpr int kAtOnce = kTokens == 1 ? 1 : 4;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < static_cast<uint32_t>(slots * blocks); i += kFc2Warps * kLanes) {
-      const int slot = static_cast<int>(i / static_cast<uint32_t>(blocks));
-      if (items.SlotExpert(slot) >= 0) body(slot, static_cast<int>(i) - slot * blocks);
+  while (slot < slots) {
+    BlockInRegisters<Format> activations[kAtOnce];
+    int at_slot[kAtOnce], at_block[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      at_slot[i] = slot < slots && items.SlotExpert(slot) >= 0 ? slot : -1;
+      at_block[i] = block;
+      if (at_slot[i] >= 0) activations[i].Load(row, layer.depth, block, true);
+      for (block += blockDim.x; block >= blocks; block -= blocks, row += p.activated_stride) ++slot;
     }
-  };
-  each_block([&](int slot, int block) {
-    const T* const row = static_cast<const T*>(p.activated) + static_cast<int64_t>(slot) * p.activated_stride;
-    BeginBlock<Format>(row, s.activations + slot * stride, layer.depth, block, true);
-  });
-  CommitCopies();
-  WaitForCopies<0>();
-  each_block(
-      [&](int slot, int block) { FinishBlock<Format>(s.activations + slot * stride, layer.depth, block, true); });
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (at_slot[i] >= 0) activations[i].Stage(s.activations + at_slot[i] * stride, layer.depth, at_block[i], true);
+    }
+  }
   __syncthreads();
 
   const StagedActivations staged{s.activations, stride, blocks * Format::kBlock * static_cast<int>(sizeof(T))};
@@ -158,14 +186,18 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
       multiply(std::integral_constant<int, kTokens>());
     }
   }
+  WaitForCopies<0>();  // of mix and scale
   __syncthreads();
 
   // FC2's rounded outputs, in place of the first slice.
   for (int i = threadIdx.x; i < tiles * slots * kColumns; i += blockDim.x) {
     const int tile = i / kColumns / slots, slot = i / kColumns % slots, row = i % kColumns;
     const int expert = items.SlotExpert(slot);
-    if (expert < 0) continue;
     float* const sums = s.partial + (tile * slots + slot) * slices * kColumns + row;
+    if (expert < 0) {
+      sums[0] = -0.0f;  // adds nothing
+      continue;
+    }
     float sum = 0.0f;
     for (int slice = 0; slice < slices; ++slice) sum = Add(sum, sums[slice * kColumns]);
     const int column = (first_tile + tile) * kColumns + row;
@@ -178,8 +210,9 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
     const int tile = i / kColumns / p.tokens, token = i / kColumns % p.tokens, row = i % kColumns;
     const float* const outputs = s.partial + tile * slots * slices * kColumns + row;
     float y = 0.0f;
+#pragma unroll 4
     for (int slot = token * p.k; slot < (token + 1) * p.k; ++slot) {
-      if (items.SlotExpert(slot) >= 0) y = Fma(s.mix[slot], outputs[slot * slices * kColumns], y);
+      y = Fma(s.mix[slot], outputs[slot * slices * kColumns], y);
     }
     const int64_t out = static_cast<int64_t>(token) * layer.rows + (first_tile + tile) * kColumns + row;
     if (p.residual != nullptr) y = Add(y, HalfTraits<T>::ToFloat(static_cast<const T*>(p.residual)[out]));

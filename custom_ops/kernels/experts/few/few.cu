@@ -28,6 +28,9 @@ auto WithFormat(WeightFormat weight_format, const F& f) {
   return f(DenseFormat<T>());
 }
 
+// Whether the kernels for one token take it.
+bool IsAlone(int64_t tokens, int64_t slots) { return tokens == 1 && slots <= kLanes; }
+
 // Whether rows and their blocks fit the kernels' loads: copies of 16 bytes of activations and weights, whole words of
 // scales where a group has more than four, and blocks that hold a lane's part of a step.
 bool FitsLoads(const ExpertsConfig& config, const ExpertsArgs& args) {
@@ -64,14 +67,17 @@ cudaError_t LaunchLayers(unsigned blocks, const ExpertsParams& p, cudaStream_t s
 bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processors, size_t shared_limit,
              LayersPlan* plan) {
   const int64_t slots = args.tokens * args.k;
-  if (args.dtype == DType::kFloat32 || slots > kMaxDirectSlots || !FitsLoads(config, args)) return false;
+  if (args.dtype == DType::kFloat32 || slots > kMaxDirectSlots || !FitsLoads(config, args) ||
+      !FitsOffsets(config, args)) {
+    return false;
+  }
   const auto fits = [&](auto format) {
     using Format = decltype(format);
     LayersPlan few;
     few.activated_stride = CeilDiv(args.inner, Format::kStep) * Format::kStep;
     CutInSlices<Format>(&few.fc1, args.hidden);
     CutInSlices<Format>(&few.fc2, args.inner);
-    few.chunk = args.tokens == 1 ? 1 : kFewChunk;
+    few.chunk = IsAlone(args.tokens, slots) ? 1 : kFewChunk;
     few.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / Format::kFc2Columns));
     few.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / Format::kFc2Columns, few.blocks));
     const int tokens = static_cast<int>(args.tokens), count = static_cast<int>(slots);
@@ -89,8 +95,8 @@ bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processor
 cudaError_t LaunchFew(DType dtype, unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
   const auto launch = [&](auto format) {
     using Format = decltype(format);
-    return p.tokens == 1 ? LaunchLayers<Format, false>(blocks, p, stream)
-                         : LaunchLayers<Format, true>(blocks, p, stream);
+    return IsAlone(p.tokens, p.slots) ? LaunchLayers<Format, false>(blocks, p, stream)
+                                      : LaunchLayers<Format, true>(blocks, p, stream);
   };
   return dtype == DType::kFloat16 ? WithFormat<__half>(p.weight_format, launch)
                                   : WithFormat<__nv_bfloat16>(p.weight_format, launch);

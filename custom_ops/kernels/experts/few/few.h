@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/experts/params.cuh"
 
@@ -32,6 +33,13 @@ void CutInSlices(LayerParams* layer, int64_t depth) {
   layer->depth = static_cast<int32_t>(depth);
   layer->slice_groups = static_cast<int32_t>(CeilDiv(groups, slices));
   layer->slices = static_cast<int32_t>(CeilDiv(groups, layer->slice_groups));
+}
+
+// Whether an expert's weights of each layer are so few bytes that their addresses are worked out from 32-bit numbers.
+inline bool FitsOffsets(const ExpertsConfig& config, const ExpertsArgs& args) {
+  const int64_t bits = config.weight_format == WeightFormat::kDense ? 16 : config.nibbles() ? 4 : 8;
+  const int64_t bytes = std::max(config.fc1_rows(args.inner), args.inner) * args.hidden * bits / 8;
+  return bytes <= std::numeric_limits<int32_t>::max();
 }
 
 // Whether the kernels take the call, on a device of so many multiprocessors and so much shared memory for a block; the

@@ -12,24 +12,47 @@ namespace ort_moe {
 class Items {
  public:
   static __host__ __device__ __forceinline__ size_t Bytes(int slots, int chunk) {
-    return (kMaxDirectSlots + static_cast<size_t>(Padded(slots)) * (2 + 2 * chunk)) * sizeof(int32_t) +
-           kWords * sizeof(uint32_t);
+    return (1 + kMaxDirectSlots + static_cast<size_t>(slots) * (2 + 2 * chunk)) * sizeof(int32_t);
   }
 
   __device__ __forceinline__ Items(void* memory, int slots, int chunk) : chunk_(chunk) {
-    slot_expert_ = static_cast<int32_t*>(memory);
+    num_items_ = static_cast<int32_t*>(memory);
+    slot_expert_ = num_items_ + 1;
     expert_ = slot_expert_ + kMaxDirectSlots;
-    count_ = expert_ + Padded(slots);
-    members_ = count_ + Padded(slots);
-    tokens_ = members_ + Padded(slots) * chunk;
-    leaders_ = reinterpret_cast<uint32_t*>(tokens_ + Padded(slots) * chunk);
+    count_ = expert_ + slots;
+    members_ = count_ + slots;
+    tokens_ = members_ + slots * chunk;
   }
 
-  // chunk is a power of 2, at most kFewChunk. By all threads of a block of kMaxDirectSlots at least; `meanwhile()` is
-  // called while the indices are on their way. Ends with a barrier. Returns the number of items.
-  template <typename Meanwhile>
-  __device__ __forceinline__ int Find(const int32_t* indices, int slots, int k, int experts, Meanwhile meanwhile);
+  // By one warp; for all others behind a barrier. chunk is a power of 2.
+  __device__ __forceinline__ void Find(const int32_t* indices, int slots, int k, int experts);
 
+  // The same for up to kLanes choices of one token, each an item, which every warp may know without the others: lane l
+  // has choice l, its expert or -1, and `chosen` says which lanes have one. One warp keeps them for what comes behind a
+  // barrier.
+  __device__ __forceinline__ static int Choice(const int32_t* indices, int slots, int experts) {
+    const int slot = threadIdx.x % kLanes, expert = slot < slots ? indices[slot] : -1;
+    return expert >= 0 && expert < experts ? expert : -1;
+  }
+  // Lane l gets item l's expert.
+  __device__ __forceinline__ static int ItemExpert(int expert, uint32_t chosen) {
+    if ((chosen & (chosen + 1u)) == 0) return expert;
+    const int slot = __fns(chosen, 0, threadIdx.x % kLanes + 1);
+    return __shfl_sync(0xffffffffu, expert, max(slot, 0));
+  }
+  __device__ __forceinline__ void Keep(int expert, uint32_t chosen) {
+    const int slot = threadIdx.x % kLanes, item = __popc(chosen & ((1u << slot) - 1u));
+    slot_expert_[slot] = expert;
+    if (expert >= 0) {
+      expert_[item] = expert;
+      count_[item] = 1;
+      members_[item] = slot;
+      tokens_[item] = 0;
+    }
+    if (slot == 0) *num_items_ = __popc(chosen);
+  }
+
+  __device__ __forceinline__ int NumItems() const { return *num_items_; }
   __device__ __forceinline__ int SlotExpert(int slot) const { return slot_expert_[slot]; }  // -1: none
   __device__ __forceinline__ int Expert(int item) const { return expert_[item]; }
   __device__ __forceinline__ int Count(int item) const { return count_[item]; }
@@ -40,85 +63,86 @@ class Items {
  private:
   static constexpr int kWords = kMaxDirectSlots / kLanes;
 
-  static __host__ __device__ __forceinline__ int Padded(int slots) { return (slots + 3) / 4 * 4; }
-
+  int32_t* num_items_;
   int32_t* slot_expert_;  // (kMaxDirectSlots)
   int32_t* expert_;       // (items)
   int32_t* count_;        // (items) tokens
   int32_t* members_;      // (items, chunk) their slots, ascending
   int32_t* tokens_;       // (items, chunk) those slots' tokens
-  uint32_t* leaders_;     // (kWords) bit of a slot: it is the first of an item
   int chunk_;
 };
 
-template <typename Meanwhile>
-__device__ __forceinline__ int Items::Find(const int32_t* indices, int slots, int k, int experts, Meanwhile meanwhile) {
-  const int slot = threadIdx.x;
-  int expert = slot < slots ? indices[slot] : -1;
-  meanwhile();
-  if (expert >= experts) expert = -1;
-  if (slot < kMaxDirectSlots) {
-    if (slot < slots) count_[slot] = 0;
-    slot_expert_[slot] = max(expert, -1);
-  }
-  expert = max(expert, -1);
-  if (chunk_ == 1 && slots <= kLanes) {
-    // One warp knows them all, and every slot is an item.
-    if (slot < kLanes) {
-      const uint32_t valid = __ballot_sync(0xffffffffu, expert >= 0);
-      if (expert >= 0) {
-        const int item = __popc(valid & ((1u << slot) - 1u));
-        expert_[item] = expert;
-        count_[item] = 1;
-        members_[item] = slot;
-        tokens_[item] = slot / k;
-      }
-      if (slot == 0) leaders_[0] = valid;
-    }
-    __syncthreads();
-    return __popc(leaders_[0]);
-  }
-  __syncthreads();
-
-  // Which slots ahead of this one have its expert, a word at a time; the last one that begins an item leads this one.
-  int rank = 0, leader = slot;
-  if (chunk_ > 1 && slot < slots) {
-#pragma unroll 1
-    for (int word = 0; word * kLanes < slot; ++word) {
-      uint32_t same = 0;
+// Lane l has the slots l, l + 32 and so on, a word of slots each time.
+__device__ __forceinline__ void Items::Find(const int32_t* indices, int slots, int k, int experts) {
+  constexpr uint32_t kAll = 0xffffffffu;
+  const int lane = threadIdx.x % kLanes;
+  const uint32_t own = 1u << lane;
+  int expert[kWords];
 #pragma unroll
-      for (int i = 0; i < kLanes / 4; ++i) {
-        const int4 others = reinterpret_cast<const int4*>(slot_expert_)[word * (kLanes / 4) + i];
-        same |= (others.x == expert ? 1u : 0u) << (4 * i) | (others.y == expert ? 2u : 0u) << (4 * i) |
-                (others.z == expert ? 4u : 0u) << (4 * i) | (others.w == expert ? 8u : 0u) << (4 * i);
-      }
-      const int ahead = slot - word * kLanes;
-      if (ahead < kLanes) same &= (1u << ahead) - 1u;
-      for (; same != 0; same &= same - 1) {
-        if ((rank & (chunk_ - 1)) == 0) leader = word * kLanes + __ffs(same) - 1;
-        ++rank;
-      }
-    }
-    if ((rank & (chunk_ - 1)) == 0) leader = slot;
+  for (int word = 0; word < kWords; ++word) {
+    const int slot = word * kLanes + lane;
+    expert[word] = slot < slots ? indices[slot] : -1;
   }
-  const bool leads = expert >= 0 && leader == slot;
-  const uint32_t leading = __ballot_sync(0xffffffffu, leads);
-  if (slot < kMaxDirectSlots && slot % kLanes == 0) leaders_[slot / kLanes] = leading;
-  __syncthreads();
 
-  if (expert >= 0) {
-    int item = __popc(leaders_[leader / kLanes] & ((1u << leader % kLanes) - 1u));
-    for (int word = 0; word < leader / kLanes; ++word) item += __popc(leaders_[word]);
-    if (leads) expert_[item] = expert;
-    members_[item * chunk_ + (rank & (chunk_ - 1))] = slot;
-    tokens_[item * chunk_ + (rank & (chunk_ - 1))] = slot / k;
-    atomicMax(&count_[item], (rank & (chunk_ - 1)) + 1);
+  // Of each slot: the slots of its expert, a bit each, by their words; those ahead of it, and their number in all.
+  uint32_t ahead[kWords][kWords] = {};
+  int same[kWords] = {};
+  uint32_t leaders[kWords] = {};
+  int rank[kWords] = {};
+#pragma unroll
+  for (int word = 0; word < kWords; ++word) {
+    if (word * kLanes >= slots) break;
+    if (expert[word] < 0 || expert[word] >= experts) expert[word] = -1;
+    slot_expert_[word * kLanes + lane] = expert[word];
+    same[word] = 1;  // in chunks of one every slot is an item
+    if (chunk_ > 1) {
+      const uint32_t in_word = __match_any_sync(kAll, expert[word]);
+      same[word] = __popc(in_word);
+      ahead[word][word] = in_word & (own - 1u);
+#pragma unroll
+      for (int before = 0; before < word; ++before) {
+        for (int i = 0; i < min(slots - word * kLanes, kLanes); ++i) {
+          const bool is_same = expert[before] == __shfl_sync(kAll, expert[word], i);
+          const uint32_t matches = __ballot_sync(kAll, is_same);
+          if (is_same) ++same[before];
+          if (lane == i) ahead[word][before] = matches;
+        }
+        same[word] += __popc(ahead[word][before]);
+        rank[word] += __popc(ahead[word][before]);
+      }
+      rank[word] += __popc(ahead[word][word]);
+    }
+    // Where those ahead fill their items, the slot begins another.
+    leaders[word] = __ballot_sync(kAll, expert[word] >= 0 && (rank[word] & (chunk_ - 1)) == 0);
   }
-  __syncthreads();
+
   int items = 0;
 #pragma unroll
-  for (int word = 0; word < kWords; ++word) items += __popc(leaders_[word]);
-  return items;
+  for (int word = 0; word < kWords; ++word) {
+    if (word * kLanes >= slots) break;
+    if (expert[word] >= 0) {
+      // The last leader up to the slot, by how many leaders are ahead of that one.
+      int item = 0, leaders_before = 0;
+#pragma unroll
+      for (int other = 0; other <= word; ++other) {
+        const uint32_t candidates = leaders[other] & (other == word ? ahead[word][other] | own : ahead[word][other]);
+        if (candidates != 0) {
+          const uint32_t last = 1u << (31 - __clz(static_cast<int>(candidates)));
+          item = leaders_before + __popc(leaders[other] & (last - 1u));
+        }
+        leaders_before += __popc(leaders[other]);
+      }
+      const int slot = word * kLanes + lane, within = rank[word] & (chunk_ - 1);
+      if (within == 0) {
+        expert_[item] = expert[word];
+        count_[item] = min(chunk_, same[word] - rank[word]);
+      }
+      members_[item * chunk_ + within] = slot;
+      tokens_[item * chunk_ + within] = slot / k;
+    }
+    items += __popc(leaders[word]);
+  }
+  if (lane == 0) *num_items_ = items;
 }
 
 }  // namespace ort_moe

@@ -81,7 +81,7 @@ struct DenseFormat {
   using Element = T;
   static constexpr int kStep = 32;       // elements of the reduction in a warp's step
   static constexpr int kFc1Groups = 4;   // of weights in flight in a warp
-  static constexpr int kFc2Groups = 3;   // where the activations of all choices lie beside them
+  static constexpr int kFc2Groups = 2;   // where the activations of all choices lie beside them
   static constexpr int kManyGroups = 4;  // in both layers for many tokens
   static constexpr int kFc2Tokens = 2;   // of an expert at once, where four share the tensor core
   static constexpr int kFc2Columns = 4;  // of a tile there
@@ -103,7 +103,7 @@ struct Nvfp4Format {
   static constexpr int kFc2Groups = 2;
   static constexpr int kManyGroups = 3;
   static constexpr int kFc2Tokens = 4;
-  static constexpr int kFc2Columns = 4;
+  static constexpr int kFc2Columns = 8;
   static constexpr float kFactor = kE2m1Factor;
   static constexpr int kBlock = static_cast<int>(kNvfp4Block);
   static constexpr bool kArranges = true;

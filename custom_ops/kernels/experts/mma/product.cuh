@@ -5,6 +5,7 @@
 // (MoreExperts). All have
 //   Load: the lane's weights and scales of a step out of the ring
 //   Step: adds the products of the next step of the reduction
+//     or, with kTakesGroups, LoadGroup and MultiplyGroup of a group of steps
 //   Emit: calls store(tile or expert, token, its row, sum) for every sum, each in one lane
 // and give a sum the same bits, whichever computes it.
 //
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/float_math.h"
 #include "kernels/experts/mma/ring.cuh"
@@ -140,6 +142,12 @@ class MoreExperts<DenseFormat<T>, kTokens> {
   float sums_[4] = {};
 };
 
+// Whether products are taken a group of steps at a time.
+template <typename Products, typename = void>
+struct TakesGroups : std::false_type {};
+template <typename Products>
+struct TakesGroups<Products, std::enable_if_t<Products::kTakesGroups>> : std::true_type {};
+
 // All products of a slice, through the ring from place `at` on; `fill(at)` starts another group's copies there.
 template <typename Products, typename Ring, typename RowOf, typename Fill>
 __device__ __forceinline__ void MultiplySlice(Products& products, const Ring& ring, const Slice& slice, RowOf row_of,
@@ -148,11 +156,19 @@ __device__ __forceinline__ void MultiplySlice(Products& products, const Ring& ri
   for (int group = slice.first; group < slice.end; ++group) {
     WaitForCopies<Ring::kGroups - 1>();
     __syncwarp();
-    const auto first = products.Load(ring, *at, 0), second = products.Load(ring, *at, 1);
-    __syncwarp();
-    fill(*at);
-    products.Step(first, row_of);
-    if (group + 1 < slice.end || !slice.is_odd) products.Step(second, row_of);
+    const bool both = group + 1 < slice.end || !slice.is_odd;
+    if constexpr (TakesGroups<Products>::value) {
+      const auto loaded = products.LoadGroup(ring, *at);
+      __syncwarp();
+      fill(*at);
+      products.MultiplyGroup(loaded, both, row_of);
+    } else {
+      const auto first = products.Load(ring, *at, 0), second = products.Load(ring, *at, 1);
+      __syncwarp();
+      fill(*at);
+      products.Step(first, row_of);
+      if (both) products.Step(second, row_of);
+    }
     *at = Ring::Next(*at);
   }
 }

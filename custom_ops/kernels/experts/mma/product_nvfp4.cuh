@@ -150,127 +150,151 @@ class OneExpert<Nvfp4Format<T>, kTokens> {
   float sums_[kTokens][2] = {};
 };
 
-// Columns 0 to 3 are the same block of each lane, of a token of one expert; columns 4 to 7 of one of another's. Two
-// such products serve four experts: 0 and 2, then 1 and 3. Lanes 0 and 1 of a quad are left with the first tile's sums,
-// two lanes' blocks each, and lanes 2 and 3 with the second's; those of a tile's first four rows take them from the
-// first product, the others from the second.
+// What the core's 16 rows are in MoreExperts: eight rows' weights twice, of a side each.
+template <typename T>
+class TwoSides {
+ public:
+  __device__ __forceinline__ TwoSides(const uint4 (&words)[2], const uint16_t (&scales)[2])
+      : halves_{{StepWeights{{words[0], words[1]}}, 0}, {StepWeights{{words[0], words[1]}}, 1}},
+        scales_{Nvfp4Format<T>::ScalesOf(scales[0]), Nvfp4Format<T>::ScalesOf(scales[1])} {}
+
+  // The core's sums for each half of the lanes' weights. `x`: the activations of the lane's column, if it `reads`.
+  __device__ __forceinline__ void Multiply(const char* x, bool reads, float (&sums)[2][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 vectors[2] = {};
+      if (reads) LoadBlock(x + half * (Nvfp4Format<T>::kStep * static_cast<int>(sizeof(T)) / 2), vectors);
+      halves_[half].Multiply(vectors, sums[half]);
+    }
+  }
+
+  // Adds the lane's two blocks of a side.
+  __device__ __forceinline__ void Add(const float (&sums)[2][4], int side, float2 factor, float* total) const {
+    *total = Fma(sums[0][3 * side], Mul(scales_[side].x, factor.x), *total);
+    *total = Fma(sums[1][3 * side], Mul(scales_[side].y, factor.y), *total);
+  }
+
+ private:
+  DecodedBlocks<T> halves_[2];
+  float2 scales_[2];
+};
+
+// Eight rows of each of two experts. The core's 16 rows are one expert's weights of a step and of the next, then the
+// other expert's; of a step without a next they are both experts'. Column 2 * q + i has a block of lane q, of side i. A
+// lane is left with the sums of single blocks again.
 template <typename T, int kTokens>
 class MoreExperts<Nvfp4Format<T>, kTokens> {
  public:
+  static constexpr bool kTakesGroups = true;
+
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
   __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
-      : staged_(staged), most_(max(max(counts.x, counts.y), max(counts.z, counts.w))) {
-    const int lane = threadIdx.x % kLanes;
-    offset_ = 2 * first_group * kBytes + lane % 4 * 16;
-    factors_ = staged.vector_bytes + (4 * first_group + lane % 2) * kFactorBytes;
-#pragma unroll
-    for (int product = 0; product < 2; ++product) {
-      experts_[product] = lane / 16 * 2 + product;
-      const int count = CountOf(counts, experts_[product]);
-      counts_[product] = lane % 4 == lane / 4 % 4 ? count : 0;
-      rows_[product] = staged.rows + row_of(count > 0 ? experts_[product] : 0, 0) * staged.stride;
-    }
-    own_ = lane % 4 / 2 * 2 + lane / 16;
-    own_count_ = CountOf(counts, own_);
-    if (own_count_ == 0) own_ = 0;
-    own_row_ = staged.rows + row_of(own_, 0) * staged.stride;
+      : staged_(staged), counts_{counts.x, counts.y} {
+    const int column = threadIdx.x % kLanes / 4, quad_lane = threadIdx.x % 4;
+    side_ = column % 2;
+    reads_ = column / 2 == quad_lane;
+    offset_ = 2 * first_group * kBytes + quad_lane * 16;
+    factors_ = staged.vector_bytes + (2 * first_group * 4 + quad_lane) * kFactorBytes;
+    rows_[0] = staged.rows + row_of(0, 0) * staged.stride;
+    rows_[1] = staged.rows + row_of(counts.y > 0 ? 1 : 0, 0) * staged.stride;
   }
 
-  struct Operand {
-    StepWeights weights;
-    uint32_t scales;  // both halves of one lane's weights that this lane is left with, then of the other's
+  struct Group {
+    StepWeights steps[2];
+    uint16_t scales[2][2];  // of each step, then expert: those of this lane's two blocks
   };
 
   template <typename Ring>
-  __device__ __forceinline__ static Operand Load(const Ring& ring, int at, int step) {
-    const int lane = threadIdx.x % kLanes;
-    return {ring.Weights(at, step),
-            *reinterpret_cast<const uint32_t*>(Ring::Scales::Row(ring.ScalesOf(at), step, lane % 4 / 2, lane / 4) +
-                                               lane % 2 * 4)};
-  }
-
-  template <typename RowOf>
-  __device__ __forceinline__ void Step(const Operand& operand, RowOf row_of) {
-    const float2 scale[2] = {Nvfp4Format<T>::ScalesOf(operand.scales & 0xffffu),
-                             Nvfp4Format<T>::ScalesOf(operand.scales >> 16)};
+  __device__ __forceinline__ static Group LoadGroup(const Ring& ring, int at) {
+    const int row = threadIdx.x % kLanes / 4, first = threadIdx.x % 4 * 2;
+    Group group{{ring.Weights(at, 0), ring.Weights(at, 1)}, {}};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const DecodedBlocks<T> blocks(operand.weights, half);
+    for (int step = 0; step < 2; ++step) {
 #pragma unroll
-      for (int product = 0; product < 2; ++product) {
-        if (counts_[product] > 0) LoadBlock(rows_[product] + offset_ + half * kHalfBytes, x_[product]);
-      }
-      Add(blocks, x_, half, scale, FactorsOf(own_row_), sums_[0]);
-      if (kTokens > 1 && most_ > 1) {
-#pragma unroll
-        for (int token = 1; token < kTokens; ++token) {
-          if (token >= most_) break;
-          uint4 x[2][2] = {};
-#pragma unroll
-          for (int product = 0; product < 2; ++product) {
-            if (token < counts_[product]) {
-              const char* const row = staged_.rows + row_of(experts_[product], token) * staged_.stride;
-              LoadBlock(row + offset_ + half * kHalfBytes, x[product]);
-            }
-          }
-          const char* const own_row = staged_.rows + row_of(own_, max(min(token, own_count_ - 1), 0)) * staged_.stride;
-          Add(blocks, x, half, scale, FactorsOf(own_row), sums_[token]);
-        }
+      for (int expert = 0; expert < 2; ++expert) {
+        group.scales[step][expert] =
+            *reinterpret_cast<const uint16_t*>(Ring::Scales::Row(ring.ScalesOf(at), step, expert, row) + first);
       }
     }
-    offset_ += kBytes;
-    factors_ += 2 * kFactorBytes;
+    return group;
+  }
+
+  // `both`: the group has a second step.
+  template <typename RowOf>
+  __device__ __forceinline__ void MultiplyGroup(const Group& group, bool both, RowOf row_of) {
+    if (both) {
+#pragma unroll
+      for (int expert = 0; expert < 2; ++expert) {
+        if (expert > 0 && counts_[1] == 0) break;
+        const TwoSides<T> steps({group.steps[0].words[expert], group.steps[1].words[expert]},
+                                {group.scales[0][expert], group.scales[1][expert]});
+#pragma unroll
+        for (int token = 0; token < kTokens; ++token) {
+          if (token > 0 && token >= counts_[expert]) break;
+          const char* const row = Row(expert, token, row_of);
+          float sums[2][4];
+          steps.Multiply(row + offset_ + side_ * kBytes, reads_, sums);
+          steps.Add(sums, 0, FactorsOf(row, 0), &totals_[token][expert]);
+          steps.Add(sums, 1, FactorsOf(row, 1), &totals_[token][expert]);
+        }
+      }
+    } else {
+      const TwoSides<T> experts(group.steps[0].words, group.scales[0]);
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        if (token > 0 && token >= counts_[0] && token >= counts_[1]) break;
+        const char* const rows[2] = {Row(0, token, row_of), Row(1, token, row_of)};
+        float sums[2][4];
+        experts.Multiply((side_ == 0 ? rows[0] : rows[1]) + offset_, reads_, sums);
+        experts.Add(sums, 0, FactorsOf(rows[0], 0), &totals_[token][0]);
+        experts.Add(sums, 1, FactorsOf(rows[1], 0), &totals_[token][1]);
+      }
+    }
+    offset_ += 2 * kBytes;
+    factors_ += 2 * 4 * kFactorBytes;
   }
 
   template <typename Store>
   __device__ __forceinline__ void Emit(Store store) const {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      if (token >= most_) break;
-      float sum = ort_moe::Add(sums_[token][0], sums_[token][1]);
-      sum = ort_moe::Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0 && token < own_count_) store(own_, token, lane / 4 % 4, sum);
+    for (int expert = 0; expert < 2; ++expert) {
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        if (token >= counts_[expert]) break;
+        float sum = totals_[token][expert];
+        sum = ort_moe::Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+        sum = ort_moe::Add(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+        if (lane % 4 == 0) store(expert, token, lane / 4, sum);
+      }
     }
   }
 
  private:
-  static constexpr int kBytes = Nvfp4Format<T>::kStep * sizeof(T), kHalfBytes = kBytes / 2;
-  static constexpr int kFactorBytes = sizeof(float4);  // of two lanes' blocks
+  static constexpr int kBytes = Nvfp4Format<T>::kStep * sizeof(T);
+  static constexpr int kFactorBytes = sizeof(float2);  // of a lane's two blocks
 
-  __device__ __forceinline__ float4 FactorsOf(const char* row) const {
-    if constexpr (!Nvfp4Format<T>::kConverts) return make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    return *reinterpret_cast<const float4*>(row + factors_);
+  // A token's row; that of the first in place of one that is not there.
+  template <typename RowOf>
+  __device__ __forceinline__ const char* Row(int expert, int token, RowOf row_of) const {
+    if (token == 0 || token >= counts_[expert]) return rows_[expert];
+    return staged_.rows + row_of(expert, token) * staged_.stride;
   }
 
-  __device__ __forceinline__ static void Add(const DecodedBlocks<T>& blocks, const uint4 (&x)[2][2], int half,
-                                             const float2 (&scale)[2], float4 factor, float (&total)[2]) {
-    float first[4], second[4];
-    blocks.Multiply(x[0], first);
-    blocks.Multiply(x[1], second);
-    const bool upper = threadIdx.x % kLanes >= kLanes / 2, last = threadIdx.x % 4 >= 2;
-    const float whole[2] = {half == 0 ? Mul(scale[0].x, factor.x) : Mul(scale[0].y, factor.y),
-                            half == 0 ? Mul(scale[1].x, factor.z) : Mul(scale[1].y, factor.w)};
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const float of_first = last ? first[2 + block] : first[block],
-                  of_second = last ? second[2 + block] : second[block];
-      total[block] = Fma(upper ? of_second : of_first, whole[block], total[block]);
-    }
+  __device__ __forceinline__ float2 FactorsOf(const char* row, int step) const {
+    if constexpr (!Nvfp4Format<T>::kConverts) return make_float2(1.0f, 1.0f);
+    return *reinterpret_cast<const float2*>(row + factors_ + step * 4 * kFactorBytes);
   }
 
   StagedActivations staged_;
-  int experts_[2];       // that this lane reads activations of, for each product
-  int counts_[2];        // of their tokens; 0 in lanes that read none
-  const char* rows_[2];  // of their first tokens
-  uint4 x_[2][2] = {};   // of the first tokens; zeros in lanes that read none
-  int own_, own_count_;  // the expert whose sums this lane is left with, and its tokens
-  const char* own_row_;  // of its first token
-  int most_;             // tokens of any
-  int offset_;           // in a row
-  int factors_;          // in a row
-  float sums_[kTokens][2] = {};
+  int counts_[2];
+  const char* rows_[2];  // of the experts' first tokens
+  int side_;             // that the lane reads activations of, if it does
+  bool reads_;
+  int offset_;   // in a row
+  int factors_;  // in a row
+  float totals_[kTokens][2] = {};
 };
 
 }  // namespace ort_moe

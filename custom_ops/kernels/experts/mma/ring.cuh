@@ -36,25 +36,41 @@ class WeightRing {
     // Weights: eight lanes to a row and four rows to a copy.
     const int lane = threadIdx.x % kLanes, chunk = lane % 8;
     lane_weights_ = lane / 8 * row_step * row_bytes_ + chunk * 16;
-    lane_target_ = chunk / 4 * kStepBytes + (lane / 8 * 4 + chunk % 4) * 16;
+    // Kept, for the compiler would work it out anew for each group.
+    lane_target_ = static_cast<uint32_t>(__cvta_generic_to_shared(memory_)) + chunk / 4 * kStepBytes +
+                   (lane / 8 * 4 + chunk % 4) * 16;
+    asm volatile("" : "+r"(lane_target_));
   }
 
-  // The next Fill() starts with group `group`. `rows`: the first of the tiles' four times four rows, among all
-  // experts'.
-  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int group) {
+  // The next Fill() starts with group `group`. The tiles' four times four rows begin at `rows` of their experts, which
+  // Choose() tells.
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int (&rows)[4], int group) {
     const int at = group * kRowBytes;
+    const uint8_t* const begin = layer.weights + (lane_weights_ + at);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights_[i] = layer.weights + rows[i] * row_bytes_ + (lane_weights_ + at);
+    for (int i = 0; i < 4; ++i) weights_[i] = begin + Wide(rows[i], row_bytes_);
     bytes_left_ = row_bytes_ - at - static_cast<int>(threadIdx.x % 8) * 16;
     scales_.Start(layer, rows, row_step_, group);
+  }
+  __device__ __forceinline__ void Choose(const LayerParams& layer, const int (&experts)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights_[i] += Wide(experts[i], layer.rows * row_bytes_);
+    scales_.Choose(layer, experts);
+  }
+
+  // For WaitForPreviousBehind(): what Start() and what is ahead of it worked out.
+  __device__ __forceinline__ uint32_t Started() const {
+    uint32_t all = lane_target_ | bytes_left_;
+#pragma unroll
+    for (const uint8_t* weights : weights_) all |= static_cast<uint32_t>(reinterpret_cast<uintptr_t>(weights));
+    return all;
   }
 
   // Starts the copies of a group into place `at`, zeros behind the rows' ends; CommitCopies() closes them.
   __device__ __forceinline__ void Fill(int at) {
-    char* const target = memory_ + at + lane_target_;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      CopyAsync(target + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
+      CopyAsync(lane_target_ + at + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
       weights_[i] += kRowBytes;
     }
     bytes_left_ -= kRowBytes;
@@ -76,7 +92,8 @@ class WeightRing {
   static constexpr int kRowBytes = 128;  // of a row in a group
 
   char* memory_;
-  int row_bytes_, row_step_, lane_weights_, lane_target_;
+  int row_bytes_, row_step_, lane_weights_;
+  uint32_t lane_target_;
   const uint8_t* weights_[4];
   int bytes_left_;
   Scales scales_;

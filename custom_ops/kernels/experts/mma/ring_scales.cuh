@@ -5,7 +5,8 @@
 // lane keeps where in them its rows' begin.
 //
 // All have
-//   Start     the next Fill is group `group` of `rows`, the first of the tiles' four times four rows
+//   Start     the next Fill is group `group` of `rows`, the first of the tiles' four times four rows, of their experts
+//   Choose    which experts those four are of
 //   Fill      starts a group's copies into its place, zeros behind the rows' ends
 #pragma once
 
@@ -19,8 +20,13 @@ namespace ort_moe {
 
 constexpr int kGroupSteps = 2;
 
-// The row of a tile that belongs to a lane and its three neighbours.
-__device__ __forceinline__ int64_t LaneRow(const int64_t (&rows)[4], int tile, int row_step) {
+// A product of 64 bits in one operation, of a number and an expert's or a row's bytes (FitsOffsets).
+__device__ __forceinline__ int64_t Wide(int a, int b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(a)) * static_cast<uint32_t>(b));
+}
+
+// The row of a tile that belongs to a lane and its three neighbours; or its expert, with a step of 0.
+__device__ __forceinline__ int LaneRow(const int (&rows)[4], int tile, int row_step) {
   const int row = threadIdx.x % kLanes / 4;
   return (row >= kTileRows / 2 ? rows[2 * tile + 1] : rows[2 * tile]) + row % (kTileRows / 2) * row_step;
 }
@@ -34,7 +40,8 @@ class RingScales<DenseFormat<T>> {
   static constexpr int kBytes = 0;
 
   __device__ __forceinline__ explicit RingScales(const LayerParams&) {}
-  __device__ __forceinline__ void Start(const LayerParams&, const int64_t (&)[4], int, int) {}
+  __device__ __forceinline__ void Start(const LayerParams&, const int (&)[4], int, int) {}
+  __device__ __forceinline__ void Choose(const LayerParams&, const int (&)[4]) {}
   __device__ __forceinline__ void Fill(char*) {}
 };
 
@@ -47,13 +54,17 @@ class RingScales<Nvfp4Format<T>> {
   __device__ __forceinline__ explicit RingScales(const LayerParams& layer)
       : row_scales_(layer.depth / static_cast<int>(kNvfp4Block)) {}
 
-  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int row_step, int group) {
+  __device__ __forceinline__ void Start(const LayerParams& layer, const int (&rows)[4], int row_step, int group) {
     const int at = group * kRowScales + threadIdx.x % 4 * 4;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      scales_[tile] = layer.scales + LaneRow(rows, tile, row_step) * row_scales_ + at;
+      scales_[tile] = layer.scales + at + Wide(LaneRow(rows, tile, row_step), row_scales_);
     }
     left_ = row_scales_ - at;
+  }
+  __device__ __forceinline__ void Choose(const LayerParams& layer, const int (&experts)[4]) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) scales_[tile] += Wide(LaneRow(experts, tile, 0), layer.rows * row_scales_);
   }
 
   __device__ __forceinline__ void Fill(char* target) {
@@ -142,18 +153,24 @@ class RingScales {
     given_zeros_ = kHasZeros && layer.zero_points != nullptr;
   }
 
-  __device__ __forceinline__ void Start(const LayerParams& layer, const int64_t (&rows)[4], int row_step, int group) {
+  __device__ __forceinline__ void Start(const LayerParams&, const int (&rows)[4], int row_step, int group) {
     group_ = group;
-    int64_t own[2] = {LaneRow(rows, 0, row_step), LaneRow(rows, 1, row_step)};
-    if (given_zeros_) zeros_.Start(layer.zero_points, own, (blocks_ * Format::kZeroBits + 7) / 8);
-    if constexpr (Format::kSharesRows) {
-      const uint32_t layer_rows = layer.rows, row_blocks = (layer_rows + layer.block_size - 1) >> block_bits_;
-      for (int64_t& row : own) {
-        const uint32_t expert = static_cast<uint32_t>(row) / layer_rows;
-        row = expert * row_blocks + ((static_cast<uint32_t>(row) - expert * layer_rows) >> block_bits_);
+    rows_[0] = LaneRow(rows, 0, row_step);
+    rows_[1] = LaneRow(rows, 1, row_step);
+  }
+  __device__ __forceinline__ void Choose(const LayerParams& layer, const int (&experts)[4]) {
+    int64_t own[2], own_scales[2];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const int expert = LaneRow(experts, tile, 0);
+      own[tile] = own_scales[tile] = Wide(expert, layer.rows) + rows_[tile];
+      if constexpr (Format::kSharesRows) {
+        const int row_blocks = (layer.rows + layer.block_size - 1) >> block_bits_;
+        own_scales[tile] = Wide(expert, row_blocks) + (rows_[tile] >> block_bits_);
       }
     }
-    scales_.Start(layer.scales, own, blocks_ * Format::kScaleBytes);
+    if (given_zeros_) zeros_.Start(layer.zero_points, own, (blocks_ * Format::kZeroBits + 7) / 8);
+    scales_.Start(layer.scales, own_scales, blocks_ * Format::kScaleBytes);
   }
 
   __device__ __forceinline__ void Fill(char* target) {
@@ -194,6 +211,7 @@ class RingScales {
 
   int block_bits_, blocks_;  // of a row
   bool given_zeros_;
+  int rows_[2];  // the lane's, of their experts
   int group_;
   Scales scales_;
   Zeros zeros_;

@@ -38,28 +38,59 @@ __device__ __forceinline__ void BeginBlock(const typename Format::Element* row, 
   }
 }
 
-// Turns a block that has arrived into what the tensor core takes; by the thread that asked for it.
+// A block on its way through registers, of kBlock activations.
 template <typename Format>
-__device__ __forceinline__ void FinishBlock(char* target, int depth, int block, bool arranged) {
-  constexpr int kVectors = Format::kBlock / kVectorElements;
-  if constexpr (Format::kArranges || Format::kConverts) {
-    if (arranged && !Format::kConverts) return;
-    uint4 vectors[kVectors];
-    const auto at = [&](int i) {
-      return reinterpret_cast<uint4*>(target) +
-             Format::Position(block * Format::kBlock + i * kVectorElements) / kVectorElements;
-    };
+class BlockInRegisters {
+  static constexpr int kVectors = Format::kBlock / kVectorElements;
+
+ public:
+  // As BeginBlock.
+  __device__ __forceinline__ void Load(const typename Format::Element* row, int depth, int block, bool arranged) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      vectors[i] = *at(i);
-      if (Format::kArranges && !arranged) vectors[i] = ArrangeNibbles(vectors[i]);
+      const int element = block * Format::kBlock + i * kVectorElements;
+      const auto* const from = row + (arranged ? Format::Position(element) : element);
+      vectors_[i] = element < depth ? *reinterpret_cast<const uint4*>(from) : uint4{};
+    }
+  }
+
+  // Out of a staged row.
+  __device__ __forceinline__ void Load(const char* target, int block) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) vectors_[i] = *At(const_cast<char*>(target), block, i);
+  }
+
+  // Into a staged row, as the tensor core takes it.
+  __device__ __forceinline__ void Stage(char* target, int depth, int block, bool arranged) {
+    if (Format::kArranges && !arranged) {
+#pragma unroll
+      for (uint4& vector : vectors_) vector = ArrangeNibbles(vector);
     }
     if constexpr (Format::kConverts) {
       reinterpret_cast<float*>(target + PaddedDepth<Format>(depth) * sizeof(typename Format::Element))[block] =
-          ConvertBlock(vectors);
+          ConvertBlock(vectors_);
     }
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) *at(i) = vectors[i];
+    for (int i = 0; i < kVectors; ++i) *At(target, block, i) = vectors_[i];
+  }
+
+ private:
+  __device__ __forceinline__ static uint4* At(char* target, int block, int vector) {
+    return reinterpret_cast<uint4*>(target) +
+           Format::Position(block * Format::kBlock + vector * kVectorElements) / kVectorElements;
+  }
+
+  uint4 vectors_[kVectors];
+};
+
+// Turns a block that has arrived into what the tensor core takes; by the thread that asked for it.
+template <typename Format>
+__device__ __forceinline__ void FinishBlock(char* target, int depth, int block, bool arranged) {
+  if constexpr (Format::kArranges || Format::kConverts) {
+    if (arranged && !Format::kConverts) return;
+    BlockInRegisters<Format> arrived;
+    arrived.Load(target, block);
+    arrived.Stage(target, depth, block, arranged);
   }
 }
 
