@@ -123,12 +123,17 @@ def test_switches_change_no_bit() -> None:
         )
         for off in settings
     ]
-    expected = digests()  # while they run
-    for off, other in zip(settings, others, strict=True):
-        output, _ = other.communicate()
-        assert other.returncode == 0
-        got = json.loads(output.splitlines()[-1])
-        assert {name: got[name] for name in expected if got[name] != expected[name]} == {}, f"{off} off"
+    try:
+        expected = digests()  # while they run
+        for off, other in zip(settings, others, strict=True):
+            output, _ = other.communicate()
+            assert other.returncode == 0
+            got = json.loads(output.splitlines()[-1])
+            assert {name: got[name] for name in expected if got[name] != expected[name]} == {}, f"{off} off"
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 # --- Behind a router that is late ---

@@ -5,13 +5,13 @@
 
 namespace ort_moe {
 
-// 16 bytes to an address in shared memory; zeros where not `valid`.
-__device__ __forceinline__ void CopyAsync(uint32_t target, const void* source, bool valid) {
+// 16 bytes to an address in shared memory (SharedAddress); zeros where not `valid`.
+__device__ __forceinline__ void CopyAsyncAt(uint32_t target, const void* source, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void CopyAsync(void* target, const void* source, bool valid) {
-  CopyAsync(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, valid);
+  CopyAsyncAt(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, valid);
 }
 
 // 4 bytes.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/activation.cuh"
 #include "kernels/experts/few/items.cuh"
@@ -47,16 +48,17 @@ struct Fc1Shared {
 };
 
 // A warp's next unit: how many are left from it on, of the block's or of all, and where it lies.
-struct Unit {
+struct Fc1Unit {
   int left, item, tile;
 };
 
-// The warps that share a unit: `warps` of them, the team's number.
+// A barrier of the warps that share units, `warps` of them: team `team`. All must have found as many units, from the
+// same indices.
 __device__ __forceinline__ void SyncTeam(int team, int warps) {
   if (warps == 1) {
     __syncwarp();
   } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(warps * kLanes) : "memory");
+    BlockSync(team + 1, warps * kLanes);
   }
 }
 
@@ -64,6 +66,7 @@ template <typename Format, int kTokens>
 __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsParams p) {
   using T = typename Format::Element;
   using Ring = WeightRing<Format, Format::kFc1Groups>;
+  static_assert(kTokens * kTileRows <= kLanes, "a warp finishes a unit at once");
   extern __shared__ uint4 shared[];
   const LayerParams& layer = p.fc1;
   const Fc1Shared<Format> s(shared, p);
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   const int tiles = p.fc2.depth / tile_columns;
   const int apart = kTokens == 1 ? 1 : gridDim.x;
   const int apart_items = teams * apart / tiles, apart_tiles = teams * apart - apart_items * tiles;
-  Unit unit;
+  Fc1Unit unit;
   const auto share_out = [&](int num_items) {
     const uint32_t units = static_cast<uint32_t>(num_items) * tiles;  // times blocks: far below 2^32
     const uint32_t begin = kTokens == 1 ? units * blockIdx.x / gridDim.x : blockIdx.x;
@@ -91,13 +94,13 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     unit = {static_cast<int>(end - own), static_cast<int>(own_item), static_cast<int>(own - own_item * tiles)};
   };
   share_out(p.slots);
-  const auto advance = [&](Unit& unit) {
-    unit.left -= teams * apart;
-    unit.item += apart_items;
-    unit.tile += apart_tiles;
-    if (unit.tile >= tiles) {
-      unit.tile -= tiles;
-      ++unit.item;
+  const auto advance = [&](Fc1Unit& at_unit) {
+    at_unit.left -= teams * apart;
+    at_unit.item += apart_items;
+    at_unit.tile += apart_tiles;
+    if (at_unit.tile >= tiles) {
+      at_unit.tile -= tiles;
+      ++at_unit.item;
     }
   };
 
@@ -108,8 +111,8 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   const int unit_rows = p.gated && !p.interleaved ? kTileRows : kSetRows, row_step = p.gated && p.interleaved ? 2 : 1;
   Ring ring(s.rings + warp * Ring::kBytes, layer, row_step);
   const auto start = [&](int tile) {
-    const int row = tile * unit_rows;
-    ring.Start(layer, {row, row + 4 * row_step, row + tile_rows, row + tile_rows + 4 * row_step}, part.first);
+    const int at = tile * unit_rows;
+    ring.Start(layer, {at, at + 4 * row_step, at + tile_rows, at + tile_rows + 4 * row_step}, part.first);
   };
   start(unit.tile);
   Items items(s.items, p.slots, kTokens == 1 ? 1 : chunk);
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     ring.Choose(layer, {expert, expert, expert, expert});
   };
 
-  Unit next = unit;
+  Fc1Unit next = unit;
   if (next.left > 0) choose(next.item);
   int next_groups = part.end - part.first;
   const auto fill = [&](int at) {
@@ -183,11 +186,11 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     const int expert = expert_of(unit.item);
     const float global_scale = layer.global_scale == nullptr ? 1.0f : layer.global_scale[expert];
     const auto multiply = [&](auto tokens) {
-      const auto activation_row = [&](int token) { return kTokens == 1 ? 0 : items.Token(unit.item, token); };
+      const auto activation_row = [&](int i) { return kTokens == 1 ? 0 : items.Token(unit.item, i); };
       OneExpert<Format, decltype(tokens)::value> products(staged, count, part.first, activation_row);
       MultiplySlice(products, ring, part, activation_row, fill, &at);
-      products.Emit([&](int tile, int token, int row, float sum) {
-        partial[(token * slices + slice) * kSetRows + tile * kTileRows + row] = sum;
+      products.Emit([&](int tile, int i, int r, float sum) {
+        partial[(i * slices + slice) * kSetRows + tile * kTileRows + r] = sum;
       });
     };
     if (kTokens == 1 || count == 1) {
@@ -201,23 +204,23 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
     SyncTeam(team, slices);
     const bool finishes = turn == 0;
     turn = finishes ? slices - 1 : turn - 1;
-    const int token = kTokens == 1 ? 0 : threadIdx.x % kLanes / kTileRows, row = threadIdx.x % kTileRows;
-    if (finishes && token < count && (kTokens > 1 || threadIdx.x % kLanes < kTileRows)) {
-      const int member = items.Member(unit.item, token);
-      const float* const sums = partial + token * slices * kSetRows + row;
+    const int own = kTokens == 1 ? 0 : threadIdx.x % kLanes / kTileRows, own_row = threadIdx.x % kTileRows;
+    if (finishes && own < count && (kTokens > 1 || threadIdx.x % kLanes < kTileRows)) {
+      const int member = items.Member(unit.item, own);
+      const float* const sums = partial + own * slices * kSetRows + own_row;
       float results[2] = {};
       for (int other = 0; other < slices; ++other) {
         results[0] = Add(results[0], sums[other * kSetRows]);
         results[1] = Add(results[1], sums[other * kSetRows + kTileRows]);
       }
       const float scale = LayerScale<Format>(global_scale), mix = p.mix_input ? p.mix[member] : 1.0f;
-      const int64_t weight_row = static_cast<int64_t>(expert) * layer.rows + unit.tile * unit_rows + row * row_step;
+      const int64_t weight_row = static_cast<int64_t>(expert) * layer.rows + unit.tile * unit_rows + own_row * row_step;
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         results[side] = LayerOutput<T>(results[side], scale, mix, BiasOf<T>(layer, weight_row + side * tile_rows));
       }
       T* const activated = static_cast<T*>(p.activated) + static_cast<int64_t>(member) * p.activated_stride;
-      const int column = unit.tile * tile_columns + row;
+      const int column = unit.tile * tile_columns + own_row;
 #pragma unroll 1
       for (int side = 0; side < (p.gated ? 1 : 2); ++side) {
         const float value = Activated(p, side == 0 ? results[0] : results[1], results[1]);

@@ -93,19 +93,17 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
 
   // Units in the order of their tiles.
   const int tile_units = (num_items + kUnitItems - 1) / kUnitItems * slices;
-  struct Unit {
+  struct Fc2Unit {
     int tile, within;  // the tile's units
   };
-  const auto advance = [&](Unit& unit, int by) {
-    for (unit.within += by; unit.within >= tile_units && unit.tile < tiles; unit.within -= tile_units) ++unit.tile;
+  const auto advance = [&](Fc2Unit& at, int by) {
+    for (at.within += by; at.within >= tile_units && at.tile < tiles; at.within -= tile_units) ++at.tile;
   };
-  const auto item_of = [&](const Unit& unit) {
-    return kUnitItems * (slices == 1 ? unit.within : unit.within / slices);
-  };
-  const auto part_of = [&](const Unit& unit) { return SliceOf<Format>(layer, slices == 1 ? 0 : unit.within % slices); };
-  Unit next{num_items == 0 ? tiles : 0, 0};
+  const auto item_of = [&](const Fc2Unit& at) { return kUnitItems * (slices == 1 ? at.within : at.within / slices); };
+  const auto part_of = [&](const Fc2Unit& at) { return SliceOf<Format>(layer, slices == 1 ? 0 : at.within % slices); };
+  Fc2Unit next{num_items == 0 ? tiles : 0, 0};
   advance(next, warp);
-  Unit unit = next;
+  Fc2Unit unit = next;
   int next_groups = 0;
   const auto fill = [&](int at) {
     if (next.tile < tiles) {
@@ -116,8 +114,8 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
 #pragma unroll
         for (int i = 0; i < kUnitItems; ++i) experts[i] = expert_of(item + i);
         const auto expert = [&](int quarter) { return experts[4 * quarter / kColumns]; };
-        const auto row = [&](int quarter) { return first_row + 4 * quarter % kColumns; };
-        ring.Start(layer, {row(0), row(1), row(2), row(3)}, part.first);
+        const auto quarter_row = [&](int quarter) { return first_row + 4 * quarter % kColumns; };
+        ring.Start(layer, {quarter_row(0), quarter_row(1), quarter_row(2), quarter_row(3)}, part.first);
         ring.Choose(layer, {expert(0), expert(1), expert(2), expert(3)});
         next_groups = part.end - part.first;
       }
@@ -130,14 +128,14 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
   for (int at = 0; at < Ring::kBytes; at += Ring::kGroupBytes) fill(at);
   if (kTokens == 1) __syncthreads();  // the items
 
-  for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-    const int expert = items.SlotExpert(slot);
+  for (int i = threadIdx.x; i < slots; i += blockDim.x) {
+    const int expert = items.SlotExpert(i);
     if (p.mix_input || expert < 0) {
-      s.mix[slot] = 1.0f;
+      s.mix[i] = 1.0f;
     } else {
-      CopyAsync4(s.mix + slot, p.mix + slot, true);
+      CopyAsync4(s.mix + i, p.mix + i, true);
     }
-    if (expert >= 0) BeginGlobalScale(layer, expert, s.scale + slot);
+    if (expert >= 0) BeginGlobalScale(layer, expert, s.scale + i);
   }
   CommitCopies();
 
@@ -175,9 +173,9 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
       const auto activation_row = [&](int side, int token) { return items.Member(item + side, token); };
       MoreExperts<Format, decltype(tokens)::value> products(staged, counts, part.first, activation_row);
       MultiplySlice(products, ring, part, activation_row, fill, &at);
-      products.Emit([&](int side, int token, int row, float sum) {
-        const int slot = items.Member(item + side, token);
-        s.partial[((tile * slots + slot) * slices + slice) * kColumns + row] = sum;
+      products.Emit([&](int side, int token, int r, float sum) {
+        const int member = items.Member(item + side, token);
+        s.partial[((tile * slots + member) * slices + slice) * kColumns + r] = sum;
       });
     };
     if (kTokens == 1 || max(max(counts.x, counts.y), max(counts.z, counts.w)) == 1) {

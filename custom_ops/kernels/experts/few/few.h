@@ -35,10 +35,10 @@ void CutInSlices(LayerParams* layer, int64_t depth) {
   layer->slices = static_cast<int32_t>(CeilDiv(groups, layer->slice_groups));
 }
 
-// Whether an expert's weights of each layer are so few bytes that their addresses are worked out from 32-bit numbers.
+// Whether an expert's weights of each layer are so few bytes that the rings work with 32-bit numbers (Wide).
 inline bool FitsOffsets(const ExpertsConfig& config, const ExpertsArgs& args) {
   const int64_t bits = config.weight_format == WeightFormat::kDense ? 16 : config.nibbles() ? 4 : 8;
-  const int64_t bytes = std::max(config.fc1_rows(args.inner), args.inner) * args.hidden * bits / 8;
+  const int64_t bytes = config.fc1_rows(args.inner) * args.hidden * bits / 8;  // FC2 has no more
   return bytes <= std::numeric_limits<int32_t>::max();
 }
 

@@ -100,6 +100,8 @@ class OneExpert<DenseFormat<T>, kTokens> {
 
 template <typename T, int kTokens>
 class MoreExperts<DenseFormat<T>, kTokens> {
+  static_assert(DenseFormat<T>::kFc2Columns == 4 && kTokens <= 2, "four experts have two of the core's columns each");
+
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>

@@ -186,6 +186,7 @@ template <typename T, int kTokens>
 class MoreExperts<Nvfp4Format<T>, kTokens> {
  public:
   static constexpr bool kTakesGroups = true;
+  static_assert(Nvfp4Format<T>::kFc2Columns == kTileRows, "a tile has one expert");
 
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>

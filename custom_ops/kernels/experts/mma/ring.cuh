@@ -43,7 +43,7 @@ class WeightRing {
   }
 
   // The next Fill() starts with group `group`. The tiles' four times four rows begin at `rows` of their experts, which
-  // Choose() tells.
+  // one call of Choose() behind this one tells.
   __device__ __forceinline__ void Start(const LayerParams& layer, const int (&rows)[4], int group) {
     const int at = group * kRowBytes;
     const uint8_t* const begin = layer.weights + (lane_weights_ + at);
@@ -70,7 +70,7 @@ class WeightRing {
   __device__ __forceinline__ void Fill(int at) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      CopyAsync(lane_target_ + at + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
+      CopyAsyncAt(lane_target_ + at + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
       weights_[i] += kRowBytes;
     }
     bytes_left_ -= kRowBytes;

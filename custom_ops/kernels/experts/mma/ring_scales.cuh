@@ -20,7 +20,8 @@ namespace ort_moe {
 
 constexpr int kGroupSteps = 2;
 
-// A product of 64 bits in one operation, of a number and an expert's or a row's bytes (FitsOffsets).
+// A product of 64 bits in one operation, of numbers that are not negative; an expert's bytes are below 2^31
+// (FitsOffsets).
 __device__ __forceinline__ int64_t Wide(int a, int b) {
   return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(a)) * static_cast<uint32_t>(b));
 }

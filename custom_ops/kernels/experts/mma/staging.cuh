@@ -54,10 +54,10 @@ class BlockInRegisters {
     }
   }
 
-  // Out of a staged row.
-  __device__ __forceinline__ void Load(const char* target, int block) {
+  // What BeginBlock has brought into a staged row.
+  __device__ __forceinline__ void Fetch(char* target, int block) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) vectors_[i] = *At(const_cast<char*>(target), block, i);
+    for (int i = 0; i < kVectors; ++i) vectors_[i] = *At(target, block, i);
   }
 
   // Into a staged row, as the tensor core takes it.
@@ -89,7 +89,7 @@ __device__ __forceinline__ void FinishBlock(char* target, int depth, int block, 
   if constexpr (Format::kArranges || Format::kConverts) {
     if (arranged && !Format::kConverts) return;
     BlockInRegisters<Format> arrived;
-    arrived.Load(target, block);
+    arrived.Fetch(target, block);
     arrived.Stage(target, depth, block, arranged);
   }
 }
