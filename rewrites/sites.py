@@ -91,7 +91,7 @@ def _router_site(
     model: ir.Model, node: ir.Node, rules: Callable[[str], Iterable[RewriteRule]], seeding: RefusalLog
 ) -> Site:
     router = Router.read(node)
-    name, graph = node.name or "", _graph_name(node)
+    name, graph = node.name or "", graph_name(node)
     findings = tuple(left_over(model, router, rules, seeding))
     if will_be_put_back(node):
         remedy = "See what else is said of this site." if findings else ""
@@ -121,7 +121,7 @@ def _topk_site(node: ir.Node) -> Site:
             detail = f"{label(node)} takes part in the choice of '{router.name}', as a choice of groups does"
             remedy = f"See what is said of the site '{router.name}'."
             finding = Finding(REASONS["topk-not-a-router"], name, detail, remedy=remedy)
-    return Site(name, _graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
+    return Site(name, graph_name(node), "left", None, k, findings=(finding,), surroundings=surroundings(node))
 
 
 def _router_behind(topk: ir.Node) -> ir.Node | None:
@@ -160,10 +160,11 @@ def _argmax_site(node: ir.Node, seeding: RefusalLog) -> Site | None:
         finding = Finding(REASONS["argmax-form"], name, detail, remedy=remedy)
     else:
         finding = Finding(REASONS["rule-left-out"], name, "the rule that seeds a FusedRouter was left out")
-    return Site(name, _graph_name(node), "left", experts, 1, findings=(finding,), surroundings=surroundings(node))
+    return Site(name, graph_name(node), "left", experts, 1, findings=(finding,), surroundings=surroundings(node))
 
 
-def _graph_name(node: ir.Node) -> str:
+def graph_name(node: ir.Node) -> str:
+    """How sites name the graph that a node is in; empty where it has no name."""
     return "" if node.graph is None else node.graph.name or ""
 
 

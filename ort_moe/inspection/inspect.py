@@ -251,6 +251,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES
     from ort_moe.rewrites.shared_gate import split_shared_gates
+    from ort_moe.rewrites.sites import graph_name
 
     source = model_file(source)
     model = load_model(source)
@@ -268,7 +269,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     routers = [
         _router_layer(node, routing[place], fused=node.name in fused_before)
         for node in model.graph.all_nodes()
-        if (place := (node.graph.name if node.graph else "", node.name)) in routing and node.op_type in _CHOICES
+        if (place := (graph_name(node), node.name)) in routing and node.op_type in _CHOICES
     ]
     fused = _fused_weights(source)
     layers = tuple(_with_optimized(layer, fused.get(layer.node)) for layer in (*routers, *contrib))

@@ -20,7 +20,7 @@ from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
-from ort_moe.rewrites.sites import Site, Status
+from ort_moe.rewrites.sites import Site, Status, graph_name
 from ort_moe.rewrites.surroundings import surroundings
 from ort_moe.rewrites.values import consumers, dim, integer, is_op, label, listed
 
@@ -122,7 +122,7 @@ def _whole(node: ir.Node) -> ExpertsSite:
     inner = rows // 2 if rows is not None and attributes.get("gated") else rows
     return ExpertsSite(
         node=node.name or "",
-        graph=_graph_name(node),
+        graph=graph_name(node),
         status="whole",
         router="" if choice is None else choice.name or "",
         form=node.metadata_props.get(FORM, ""),
@@ -137,7 +137,7 @@ def _whole(node: ir.Node) -> ExpertsSite:
 
 def _left(node: ir.Node, finding: Finding, router: ir.Node | None = None) -> ExpertsSite:
     place, around = router or node, surroundings(node)
-    name, graph = place.name or "", _graph_name(place)
+    name, graph = place.name or "", graph_name(place)
     experts, k = (None, None) if router is None else _lengths(router)
     chosen_by = "" if router is None else name
     return ExpertsSite(name, graph, "left", chosen_by, experts=experts, k=k, findings=(finding,), surroundings=around)
@@ -207,7 +207,3 @@ def _readers(indices: ir.Value) -> Iterator[ir.Node]:
                 queue.extend(node.outputs)
             else:
                 yield node
-
-
-def _graph_name(node: ir.Node) -> str:
-    return "" if node.graph is None else node.graph.name or ""

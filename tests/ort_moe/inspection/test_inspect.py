@@ -55,6 +55,13 @@ def test_router_that_is_not_recognised(tmp_path: Path) -> None:
     assert len(layer.weights) == 1
 
 
+def test_graph_without_a_name(tmp_path: Path) -> None:
+    model = original()
+    model.graph.ClearField("name")
+    (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
+    assert (layer.experts, layer.k, layer.router) == (EXPERTS, CHOSEN, "softmax, top 2")
+
+
 def test_router_with_maps(tmp_path: Path) -> None:
     """The experts are behind its indices, which are not its last output."""
     model = fused()
