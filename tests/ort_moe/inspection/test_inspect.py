@@ -16,6 +16,7 @@ from docs.code_examples import EXAMPLES, Example
 from ort_moe.inspection.inspect import Changes, inspect
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, ROUTING_MAPS
 from ort_moe.optimization.optimize import optimize
+from tests.contrib_models import ContribCase, contrib_model
 from tests.experts_cases import ExpertsCase
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, fused, original, save
 from tests.rewrites.experts.test_unrolled import unrolled
@@ -60,6 +61,20 @@ def test_graph_without_a_name(tmp_path: Path) -> None:
     model.graph.ClearField("name")
     (layer,) = inspect(save(model, tmp_path / "model.onnx")).layers
     assert (layer.experts, layer.k, layer.router) == (EXPERTS, CHOSEN, "softmax, top 2")
+
+
+def test_nodes_without_names(tmp_path: Path) -> None:
+    case = ContribCase()
+    ours, contrib = our_experts(ExpertsCase((3,), 4, 2, 32, 16)), contrib_model(case, case.constants()[0])
+    for model in (ours, contrib):
+        for node in model.graph.node:
+            node.name = ""
+    (layer,) = inspect(save(ours, tmp_path / "ours.onnx")).layers
+    assert (layer.node, layer.kind) == ("FusedRouter_weights", "fused router")
+    assert layer.optimized_bytes_per_token == layer.bytes_per_token
+    (layer,) = inspect(save(contrib, tmp_path / "contrib.onnx")).layers
+    assert (layer.node, layer.kind) == ("MoE_y", "contrib MoE")
+    assert layer.optimized_bytes_per_token == layer.bytes_per_token
 
 
 def test_router_with_maps(tmp_path: Path) -> None:
