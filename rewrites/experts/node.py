@@ -125,7 +125,7 @@ def replace(block: ExpertsBlock, form: str, names: Names, copies: dict[Constant,
     casts = [_cast_names(value) for value in (block.weights, block.indices)]
     discard(ending)
     for value, taken in zip((block.weights, block.indices), casts, strict=True):
-        _take_name(value, taken, graph)
+        _take_name(value, taken)
     return node
 
 
@@ -271,15 +271,15 @@ def read_routers(nodes: Iterable[ir.Node]) -> None:
     """Let FusedExperts read what a FusedRouter makes, where that has come to stand before casts back and forth."""
     place = FUSED_EXPERTS.input_index("indices")
     for node in nodes:
-        indices, graph = node.inputs[place], node.graph
+        indices = node.inputs[place]
         assert indices is not None
         source, cast = through_casts(indices, INDICES), indices.producer()
-        if source is indices or source.dtype != indices.dtype or cast is None or not isinstance(graph, ir.Graph):
+        if source is indices or source.dtype != indices.dtype or cast is None or not isinstance(node.graph, ir.Graph):
             continue
         kept = _cast_names(source)
         node.replace_input_with(place, source)
         discard(cast)
-        _take_name(source, kept, graph)
+        _take_name(source, kept)
 
 
 def _cast_names(value: ir.Value) -> str | None:
@@ -290,7 +290,7 @@ def _cast_names(value: ir.Value) -> str | None:
     return users[0].outputs[0].name if len(users) == 1 and is_op(users[0], "Cast") else None
 
 
-def _take_name(value: ir.Value, name: str | None, graph: ir.Graph) -> None:
+def _take_name(value: ir.Value, name: str | None) -> None:
     """Let a router's output have the name under which the original had it, if what had it is gone."""
     if name is None or value.is_graph_output() or any(not is_experts(user) for user in consumers(value)):
         return
