@@ -49,7 +49,7 @@ class Order:
         model: Path of the model that runs.
         signature: Path of the model whose inputs are drawn: the same for all, so that they are fed the same.
         provider: `CUDAExecutionProvider` or `CPUExecutionProvider`.
-        tokens: Numbers of tokens, ascending; empty: the model's inputs have fixed lengths.
+        tokens: Numbers of tokens, each once; empty: the model's inputs have fixed lengths.
         past: Tokens that went before.
         steps: Runs that are timed.
         seed: Of the random inputs.
