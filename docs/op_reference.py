@@ -8,7 +8,7 @@ from ort_moe.ops import DOMAIN, OPS, VERSION, Attribute, Op, Tensor
 _HEADER = f"""\
 # Ops
 
-<!-- Generated from ort_moe/ops/table.py by `make docs`; edit the table instead. -->
+<!-- Generated from ort_moe/ops/table.py and training_rows.py by `make docs`; edit their rows instead. -->
 
 Every op lives in the domain `{DOMAIN}`, version {VERSION}, and has a kernel for the CPU. On a node every attribute must
 be written out, because ONNX Runtime reads a misspelt optional attribute as absent; the last column is the value that
