@@ -15,7 +15,7 @@ from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.verification.packed_reference import from_original, is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.site import MOST_ROWS_BY_BODY, SiteCheck, has_body, names_in
-from ort_moe.verification.tolerance import Tolerance, coarsest, near_tied
+from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, near_tied
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -62,7 +62,7 @@ class BlockSite:
         """
         logits = values[self.ranked]
         tie = coarsest({str(logits.dtype)}).tie if tie is None else tie
-        return near_tied(logits.reshape(-1, logits.shape[-1]), self.k, tie)
+        return near_tied(as_rows(logits), self.k, tie)
 
 
 def find_blocks(original: ir.Model, optimized: ir.Model) -> list[BlockSite | SiteCheck]:

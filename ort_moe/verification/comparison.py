@@ -28,7 +28,7 @@ from ort_moe.verification.runnable_model import RunnableModel, library_is_there
 from ort_moe.verification.sample_inputs import Feeds, Shape, draw, told_apart, usual_shapes
 from ort_moe.verification.signatures import check_signatures
 from ort_moe.verification.site import SiteCheck, has_body
-from ort_moe.verification.tolerance import Tolerance, coarsest, relative_difference
+from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, relative_difference
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -303,11 +303,8 @@ class _Comparison:
     ) -> SiteCheck | None:
         """How the routings of two runs differ; None where they do not, `passed` where at near ties alone."""
 
-        def rows(array: Any) -> Any:
-            return array.reshape(-1, array.shape[-1])
-
-        weights, indices = map(rows, site.routing(expected))
-        own_weights, own_indices = map(rows, site.own_routing(got))
+        weights, indices = map(as_rows, site.routing(expected))
+        own_weights, own_indices = map(as_rows, site.own_routing(got))
         if own_indices.shape != indices.shape:
             return SiteCheck(site.name, "failed", detail="its indices have another shape than the original's")
 
@@ -317,7 +314,7 @@ class _Comparison:
 
         tolerance = replace(self.tolerance, weights=self.tolerance.outputs)
         check = compare_routing(
-            rows(expected[site.logits]),
+            as_rows(expected[site.logits]),
             (weights, indices),
             (own_weights, own_indices),
             tolerance,

@@ -25,7 +25,7 @@ from ort_moe.verification.site import (
     unscaled,
     ways_to_run,
 )
-from ort_moe.verification.tolerance import coarsest, relative_difference
+from ort_moe.verification.tolerance import as_rows, coarsest, relative_difference
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -214,8 +214,7 @@ def _call(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -
     """What the node is fed, as matrices of rows in its types, and what it should return; no more rows than `most`."""
     import numpy as np
 
-    expected = values[site.returned]
-    expected = expected.reshape(-1, expected.shape[-1])
+    expected = as_rows(values[site.returned])
     feeds = {}
     for name, source in site.fed.items():
         array = values[source]

@@ -20,7 +20,15 @@ from ort_moe.verification.site import (
     unscaled,
     ways_to_run,
 )
-from ort_moe.verification.tolerance import Tolerance, by_expert, coarseness, coarsest, favoured, relative_difference
+from ort_moe.verification.tolerance import (
+    Tolerance,
+    as_rows,
+    by_expert,
+    coarseness,
+    coarsest,
+    favoured,
+    relative_difference,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,8 +180,7 @@ def check_site(
 def choice(site: RouterSite, values: Mapping[str, Any], optimized: RunnableModel) -> Any:
     """Indices (R, K) that the node alone, by its function body if it has one, makes of these values."""
     run = _run_alone(site, values, optimized, not has_body(site.node, optimized.model))
-    indices = run({name: values[name] for name in (site.logits, *site.computed)})["indices"]
-    return indices.reshape(-1, indices.shape[-1])
+    return as_rows(run({name: values[name] for name in (site.logits, *site.computed)})["indices"])
 
 
 def compare_routing(
@@ -253,16 +260,12 @@ def _compare(site: RouterSite, values: Mapping[str, Any], run: Run) -> SiteCheck
             f"are not shaped like the node's {own_weights.shape}"
         )
     return compare_routing(
-        _rows(logits),
-        (_rows(weights), _rows(indices)),
-        (_rows(own_weights), _rows(own_indices)),
+        as_rows(logits),
+        (as_rows(weights), as_rows(indices)),
+        (as_rows(own_weights), as_rows(own_indices)),
         coarsest({str(logits.dtype), str(weights.dtype)}),
-        lambda moved: _rows(run({**feeds, site.logits: moved.reshape(logits.shape)})["indices"]),
+        lambda moved: as_rows(run({**feeds, site.logits: moved.reshape(logits.shape)})["indices"]),
     )
-
-
-def _rows(array: Any) -> Any:
-    return array.reshape(-1, array.shape[-1])
 
 
 def _run_alone(site: RouterSite, captured: Mapping[str, Any], optimized: RunnableModel, with_library: bool) -> Run:

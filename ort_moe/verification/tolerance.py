@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,11 @@ def coarseness(logits: Floats) -> Floats:
     largest = np.abs(np.where(np.isfinite(logits), logits, 0).astype(np.float64)).max(axis=-1, initial=0.0)
     factor: Floats = np.maximum(largest / _FINELY_TOLD, 1.0)
     return factor
+
+
+def as_rows(array: Any) -> Any:
+    """An array (..., N) as rows (R, N)."""
+    return array.reshape(-1, array.shape[-1])
 
 
 def relative_difference(got: Floats, expected: Floats) -> float:
