@@ -1,11 +1,12 @@
 """What the rewrites make of the fixtures: `python -m models.coverage` renews docs/coverage.md. Needs no torch."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import models.fixtures
+from docs.markdown_table import markdown_table
 from models.architectures import ARCHITECTURES, architecture
 from models.fixtures import Fixture
 from models.plan import EXPORTERS, PRECISIONS, VARIANTS
@@ -157,12 +158,12 @@ def _matrix(kind: str, outcomes: dict[str, Outcome]) -> str:
     }
     head = [f"{exporter.removeprefix('transformers_')} {precision}" for exporter, precision in columns]
 
-    def rows() -> Iterator[Sequence[str]]:
+    def rows() -> Iterator[tuple[str, ...]]:
         for row in ARCHITECTURES:
             if kind in row.kinds:
                 yield row.name, *(found.get((row.name, *column), "") for column in columns)
 
-    return _table(("architecture", *head), rows())
+    return markdown_table(("architecture", *head), rows())
 
 
 def _variants(outcomes: dict[str, Outcome]) -> str:
@@ -180,7 +181,7 @@ def _variants(outcomes: dict[str, Outcome]) -> str:
         for fixture in models.fixtures.all()
         if fixture.variant
     )
-    return _table(("architecture", "", "exporter", "precision", "variant", ""), rows)
+    return markdown_table(("architecture", "", "exporter", "precision", "variant", ""), rows)
 
 
 def _describe(name: str) -> str:
@@ -193,7 +194,7 @@ def _describe(name: str) -> str:
 def _routers() -> str:
     names = dict.fromkeys(fixture.architecture for fixture in models.fixtures.all())
     rows = ((name, architecture(name)) for name in names)
-    return _table(
+    return markdown_table(
         ("architecture", "family", "E", "K", "router"),
         ((name, row.family, str(row.experts), str(row.k), row.router) for name, row in rows),
     )
@@ -206,12 +207,7 @@ def _contrib(contrib_of: Callable[[Fixture], str]) -> str:
         if (fixture.kind, fixture.precision, fixture.variant) == ("block", "fp32", ""):
             first.setdefault(fixture.architecture, fixture)
     rows = ((name, contrib_of(fixture)) for name, fixture in first.items())
-    return _table(("architecture", "becomes, or why not"), rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown_table(("architecture", "becomes, or why not"), rows)
 
 
 if __name__ == "__main__":
