@@ -26,7 +26,7 @@ SCHEMA = 2
 """Version of the JSON documents; any change of their form raises it."""
 
 _CHOICES = (FUSED_ROUTER.name, "TopK", "ArgMax")
-"""What chooses experts; their indices are the last output."""
+"""What chooses experts; their indices are the second output, and those of an ArgMax its only one."""
 
 _CONTRIB_WEIGHTS = {"MoE": (2, 4, 6), "QMoE": (2, 3, 5, 6, 8, 9, 11, 12, 13)}
 """Inputs of the contrib operators that hold experts' weights, scales and zero points."""
