@@ -25,7 +25,7 @@ setup: $(READY)
 $(READY): pyproject.toml $(NATIVE) $(PACKAGES) scripts/ort_headers.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	scripts/ort_headers.sh $(HEADERS)
-	@echo "installing, and building the library: a minute or two, and some seven more for CUDA kernels"
+	@echo "installing, and building the library: a minute or two, and up to seven more for CUDA kernels"
 	rm -f .venv/.ready-* .venv/.export-*
 	$(BIN)/python -m pip uninstall --quiet --quiet --yes $(OTHER_WHEEL)
 	$(BIN)/python -m pip install --quiet --editable '.[$(ORT),dev]'

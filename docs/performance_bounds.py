@@ -5,76 +5,84 @@ from __future__ import annotations
 DECODE_CHAIN_BOUNDS = """\
 ### What bounds a layer
 
-In the kernels for few tokens a unit is 16 weight rows of one expert, with all of their reduction, for up to 4 of its
-tokens; a ring is the place in shared memory through which a warp's weights stream, and a group is what it asks for at
-once: 128 bytes of each of 16 rows. nvfp4 512/10/2560/640, by marks of the global timer in the kernels, behind one that
-writes the routing in 1.3 us, where a layer takes 17.3, 29.0 and 46.2 us at 1, 2 and 4 tokens:
+A few words: FC1 and FC2 are the kernels of an expert's two products. An item is an expert with up to 4 of the tokens
+that chose it; of one token every choice is an item. A unit is 16 weight rows of an item in FC1, and in FC2 8 rows of
+each of two (nvfp4), with all of their reduction. A group is what a warp asks for at once, 128 bytes of each of 16 rows,
+and its ring is the place in shared memory through which two of them stream.
 
-- At 1 token FC1 waits 0.5 us for the choices, asks for its first weights 0.6 us later and has multiplied 5.5 us behind
-  that (18.4 MB at 3.3 TB/s from the first request to the last product). A block has 6 units of 23 KB, 8 of the 132
-  blocks have 7, and those end 1.1 us behind the others. FC2 may go on 1.7 us behind the last block of FC1, has its
-  activations 1.0 us later, multiplies for 2.8 us what has long arrived, and finishes in 0.7.
-- At 4 tokens FC1 multiplies for 17.5 us at the speed of memory (73.7 MB, 4.2 TB/s) and FC2 for 10. The rest is finding
-  out which tokens share experts (1.5 us), the first weights (1.3), blocks whose last unit is one more than others'
-  (2.5), the edge between the kernels and their activations (6), and the end (1.5).
-- Eight weights of nvfp4 become halves in 11 instructions, of which 7 are logical ones or shifts, which a multiprocessor
-  issues at half the rate. A step of 2048 weights is 127 instructions of a warp, and its copies are 40 more. A kernel
-  has 3.0 to 3.8 million of them, 2.9 to 3.7 us if every scheduler issued one a cycle; with its four warps each issues
-  two thirds of that.
+The times of this part are those of both kernels together, without the router, on nvfp4 512/10/2560/640 behind a kernel
+that writes the choices in 1.3 us, which is counted: 17.3, 29.0 and 46.2 us at 1, 2 and 4 tokens. Marks of the global
+timer in the kernels, which cost 2 to 3 us themselves, say of the median block:
 
-What brought it there, from 20.6, 31.8 and 55.2 us: one warp finds the items, and with one token each warp keeps its
-choices (0.9 us at 1 token); activations straight through registers (0.3); a block's units a grid apart (5 us at 4
-tokens, 15 by Zipf's law); units finished by the warps that have their sums, not by the block (1 us at 4 tokens); in FC2
-eight rows of an expert in two steps as the tensor core's 16 rows, and of single steps those of two experts (0.6 us, and
-3 at 4 tokens; 4 tokens of 128/8/2048/768 40.5 to 35.9); addresses and divisions ahead of the waits (1.2 us): the
-assembler had put the waits first and all of that behind them, until the wait was made to depend on it.
+- At 1 token FC1 has the choices 0.5 us after it may go on, waits for its first weights until 1.9 and multiplies until
+  6.8: 18.4 MB at 3.3 TB/s. A block has 6 units of 23 KB, but 8 of the 132 blocks have 7, and those end 1.1 us behind
+  the others. FC2 may go on 1.7 us after the last block of FC1, has its activations 1.0 us later, multiplies for 2.8 us
+  what has long arrived, and finishes in 0.7.
+- At 4 tokens FC1 multiplies for 17.5 us at the speed of memory, 73.7 MB at 4.2 TB/s, and FC2 for 10. Finding the items
+  takes 1.5 us, the first weights 1.3, a unit that some blocks have more than others 2.5, the edge between the kernels
+  with FC2's activations 6, and the end 1.5.
+- Eight weights of nvfp4 become float16 in 11 instructions, 7 of which are logical ones or shifts, which a
+  multiprocessor issues at half the rate. A step, 2048 weights, is 127 instructions of a warp and some 40 for the
+  copies. At 1 token FC1 executes 3.8 million instructions and FC2 3.0 million: 3.6 and 2.9 us if each of the 528
+  schedulers issued one a cycle, and they issue two in three cycles.
 
-Other designs, in us at 1 / 4 tokens, each beside what the design above took when it was tried:
+This is how it came from 20.6, 31.8 and 55.2 us: one warp finds the items, and of one token each warp reads the choices
+for itself (0.9 us at 1 token); activations pass through registers alone on their way to shared memory (0.3); a block
+takes every 132nd unit, for those of an expert with several tokens take longer (5 us at 4 tokens, 15 by Zipf's law);
+warps that share a unit finish it, and no longer the whole block all of its units (1 us at 4 tokens); in FC2 the tensor
+core's 16 rows are 8 rows in two steps of the reduction, or in one step of two experts (0.6 us, and 3 at 4 tokens; 4
+tokens of nvfp4 128/8/2048/768 40.5 to 35.9); and addresses and divisions are worked out ahead of the wait for the
+kernel before (1.2 us): the assembler had put the wait first, until it was given a condition that needs them.
+
+Other designs, in us at 1 / 4 tokens, each beside what the kernels took when it was tried (the last two by another
+measure, with the router), and the bytes alone:
 
 | design | it took | beside |
 |---|---|---|
 | rows in bulk copies that one warp asks for: each costs 65 to 80 ns, however small | 38.6 / 98.5 | 20.1 / 53.5 |
-| units in four bulk copies, their groups dealt out to 16 warps | 23.9 / 65.1 | 20.1 / 53.5 |
+| units in four bulk copies, cut into steps for 16 warps | 23.9 / 65.1 | 20.1 / 53.5 |
 | the same, each warp with its part of the reduction in all units | 23.6 / 78.0 | 20.1 / 53.5 |
-| the same, eight rows in two steps, by 20 warps in FC1 | 21.4 / 76.4 | 20.1 / 53.5 |
+| the same, 8 rows in two steps, by 20 warps in FC1 | 21.4 / 76.4 | 20.1 / 53.5 |
 | all of a block's weights on their way at once: the first arrive as late as the last | 22.3 / - | 20.6 / 55.2 |
 | 8 warps in each kernel, so that both fit on a multiprocessor | 19.8 / 55.0 | 19.1 / 49.7 |
-| slices of eight units dealt out evenly to the warps, with a sum for each group | 23.0 / 54.2 | 17.3 / 46.2 |
-| three groups in flight in FC1 in place of two | 18.3 / 47.2 | 17.4 / 46.4 |
+| the reductions of 8 units cut into equal shares for the warps, with more sums to add | 23.0 / 54.2 | 17.3 / 46.2 |
+| three groups of a warp's weights on their way in FC1 in place of two | 18.3 / 47.2 | 17.4 / 46.4 |
 | many small blocks that scale each weight before the product | 23.7 / 80.8 | 22.4 / 57.7 |
-| one kernel for both layers, whose blocks meet by flags between them | 23.1 / 62.6 | 22.4 / 57.7 |
-| two kernels in the same grids that bring the same bytes and multiply nothing | 10.9 / - | 20.6 / 55.2 |
+| FC1 and FC2 in one kernel, whose blocks meet by flags between them | 23.1 / 62.6 | 22.4 / 57.7 |
+| (two kernels in the same grids that bring the same bytes and multiply nothing) | 10.9 / - | 20.6 / 55.2 |
 
 Weights that leave the L2 first, copies that bring 256 bytes into the L2, FC2's weights brought into the L2 by FC1, and
 FC2's first products prepared ahead of its wait: no difference.
 
-The other packed formats take the same kernels; their figures here are from before the last of these changes. Their
-weights go to the tensor core as exact codes in float16, and the sums of a block are scaled: at 1 and 4 tokens of mxfp4
-32/4/2880/2880 that takes 32 and 87 us, where the grouped product on wgmma takes 71 and 143; 23 and 59 of int4/32
-512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64 and 113); 21 and 53 of fp8/128 128/8/2048/768 (49
-and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for mxfp4, where tokens share experts, at 2.3 for
-int4 and 3.1 for int8 and fp8; what they have to issue would allow 5. FC2 has two experts to a warp's 16 rows of weights
-there, and four with int4, which shares out 2560 columns better; with four mxfp4 takes 101 us at 4 tokens and int8 60. A
-second chain of products in flight in each warp made no difference.
+The other packed formats take the same kernels; the figures of this paragraph are older than that work and without the
+router. Their weights go to the tensor core as exact codes in float16, and the sums of a block are scaled: at 1 and 4
+tokens of mxfp4 32/4/2880/2880 that takes 32 and 87 us, where the grouped product on wgmma takes 71 and 143; 23 and 59
+of int4/32 512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64 and 113); 21 and 53 of fp8/128
+128/8/2048/768 (49 and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for mxfp4, where tokens share
+experts, at 2.3 for int4 and 3.1 for int8 and fp8; they are bound by what they execute, which with all schedulers busy
+would do for 5. FC2 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560
+columns better; with four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp
+made no difference.
 
-Behind 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, 64 of dense weights and two for each expert, or what
-fits into shared memory, the grouped product takes over: dense weights with wgmma, packed ones with mma.sync up to 20
-tokens of an expert in the mean of four bits and 16 of eight, then with wgmma. A weight is decoded once for all tokens.
-Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s;
-wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on.
-At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and
-190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of
-the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A
-weight of nvfp4 takes 2.6 of them, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last
-wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited for a stage a
-fifth of the time, whose weights were there, while three warps copied rows of tokens by 16 bytes; since one warp has a
-row copied at once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up
-to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+With more than 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, or of dense weights 64 or two for each
+expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over: dense weights with
+wgmma; packed ones with mma.sync while an expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond
+that with wgmma. A weight is decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205
+and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478
+from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248),
+int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk
+copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the
+slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all that goes with it, and the rest is the
+ends of tiles, in FC2 a fifth of the instructions, and the last wave: a multiprocessor is at work for 79 to 92 % of a
+kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for rows of tokens, which three warps copied by 16
+bytes, and whose weights were there; since one warp has a row copied at once, all formats but int4 take 2 to 9 % less.
+Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at
+16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
 Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
-and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s, without
-the router, in other runs than the sweep below, which has 5.25 ms with it. Packed weights are decoded into the place of
+and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s, in runs
+without the contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of
 dense ones by one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096
 tokens of 128/8/2048/768 int8/128 takes 296 to 309 and 720 us, fp8/128 300 and 741, nvfp4 306 and 777, mxfp4
 32/4/2880/2880 568 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took

@@ -24,7 +24,7 @@ python -m benchmarks.experts --cycle --only 128/8 --tokens 1 --layers 4
 
 The names give the weights, with the size of their blocks where it varies, the rows' type, and E/K/H/I: experts, chosen,
 hidden and inner size. A run takes 1.4 GB on host and device for the experts of nvfp4 512/10/2560/640, which all layers
-share, and 1.7 GB more on the device for each QMoE node, which keeps a repacked copy of its own: 14 GB for 8 layers,
+share, and 1.7 GB more on the device for each QMoE node, which keeps a repacked copy of its own: 15 GB for 8 layers,
 83 GB for a cycle of 48. All answers are held against each other, and ours against float64.
 """
 
@@ -33,17 +33,17 @@ _STACK_HEADER = """\
 
 us per layer in a stack of 8 with given logits, which send each layer and each replay to other experts, beyond the L2.
 FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
-router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time. The last column is the bytes of
-the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy. The rows of 128/8 and
-of dense weights were measured on the day before, on the same kind of machine.
+router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time, so the two differ by some per
+cent either way. The last column is the bytes of the experts chosen, each once, by the layer's time, as a share of the
+bandwidth of a large copy.
 """
 
 _CYCLE_HEADER = """\
 ### Decode cycles
 
 ms for layers one after another, `x = x + experts(x, x . gate)`, with a MatMul as router's product in each, in one
-session with a CUDA graph, by host time. The sum is FusedExperts' residual, and an Add behind the contrib op. The rows
-of 128/8 were measured on the day before, on the same kind of machine.
+session with a CUDA graph, by host time: some 5 us more for each layer than a layer of the stacks takes. The sum is
+FusedExperts' residual, and an Add behind the contrib op.
 """
 
 _UPGRADE_HEADER = """\

@@ -16,10 +16,11 @@ us per layer, router and experts, by our launchers in a CUDA graph, with the exp
 the contrib op in a session with a CUDA graph on even choices. GB/s and its share of a large copy's bandwidth count the
 bytes of the experts that the last draw chose, each once, which with few experts may be off by a tenth; TFLOP/s the
 products of tokens and their experts; both on even choices. Columns of which nothing was measured in a shape are left
-out. Of the experts' choices, that of a path knows their number alone: where a few experts are most tokens', those just
-before a change of path may take longer than more tokens behind it, as 4 of nvfp4 beside 6. Up to 40 choices of nvfp4 or
-fp8, 64 of int4, int8 or dense weights and 16 of mxfp4 these times are from before the kernels in the table of stacks
-above, which share out an expert's rows evenly: 4 tokens of nvfp4 by Zipf's law take 47 us without the router.
+out. Which kernels take a call depends on how many choices it has and not on where they
+fall: where a few experts are most tokens', the last before other kernels take over may be slower than more tokens are.
+Up to 40 choices of nvfp4 or fp8, 64 of int4, int8 or dense weights and 16 of mxfp4 these times are older than those of
+the stacks above, whose kernels share out an expert's rows evenly: 4 tokens of nvfp4 by Zipf's law take 47 us there,
+without the router.
 `python -m benchmarks.experts --sweep` measures again:
 
 ```sh gpu
