@@ -51,7 +51,8 @@ __device__ __forceinline__ void PrefetchIntoL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// The same address, computed here and not later: ahead of a wait such work costs nothing.
+// The same address, which the compiler is not to compute anew at each use. Where it is computed stays open:
+// the assembler may still put that behind a wait (WaitForPreviousBehind holds it ahead).
 template <typename T>
 __device__ __forceinline__ T* Settled(T* address) {
   asm volatile("" : "+l"(address));
