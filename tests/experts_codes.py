@@ -69,6 +69,20 @@ def every_code(variant: str) -> tuple[ExpertsCase, npt.NDArray[np.float32]]:
     return case, dense_weights(case.config, layer)[0].T.astype(np.float32)
 
 
+def nan_rows(
+    weight_format: str, tokens: int, block_size: int, onnx_type: str
+) -> tuple[ExpertsCase, dict[str, Any], npt.NDArray[np.bool_]]:
+    """A call, its inputs where every other row of the second layer's scales is NaN, and which columns of y these are.
+
+    Rows end within what a kernel may read at once: 128 weights, and of half of them, a word of scales.
+    """
+    case = ExpertsCase((tokens,), 4, 2, 640, 192, onnx_type, weight_format, block_size=block_size)
+    scales = case.feeds["fc2_scales"].copy()
+    scales[:, 1::2] = 255 if weight_format == "mxfp4" else np.nan
+    of_scales = np.arange(case.hidden) * scales.shape[1] // case.hidden
+    return case, case.feeds | {"fc2_scales": scales}, of_scales % 2 == 1
+
+
 def unchosen_nan(weight_format: str, onnx_type: str = "float16") -> tuple[ExpertsCase, dict[str, Any], dict[str, Any]]:
     """A call whose tokens all go to one expert, and its inputs where the scales of the others, and of all, are NaN."""
     case = ExpertsCase((6,), 4, 2, 32, 32, onnx_type, weight_format, choices="one_expert")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ort_moe.ops import ROUTING_MAPS
 from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
-from tests.experts_codes import every_code, unchosen_nan
+from tests.experts_codes import every_code, nan_rows, unchosen_nan
 from tests.op_models import assert_same_bits, op_model, op_session, run_op, run_session
 
 
@@ -56,6 +56,16 @@ def test_experts_that_nobody_chose_are_not_read(weight_format: str) -> None:
     case, others, everywhere = unchosen_nan(weight_format)
     assert_same_bits(run_op("FusedExperts", others, case.all_attributes)["y"], run(case))
     assert np.isnan(run_op("FusedExperts", everywhere, case.all_attributes)["y"]).all()
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+def test_scales_of_nan_stay_in_their_rows(weight_format: str, block_size: int) -> None:
+    for tokens in (1, 40):
+        case, soiled, nan = nan_rows(weight_format, tokens, block_size, "float16")
+        y = run(case)
+        y[:, nan] = np.nan
+        assert_same_bits(run_op("FusedExperts", soiled, case.all_attributes)["y"], y)
 
 
 @pytest.mark.parametrize("block_size", [64, 128])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.experts_cases import ACTIVATIONS, FORMATS, VARIANTS, ExpertsCase, experts_cases
-from tests.experts_codes import every_code, unchosen_nan
+from tests.experts_codes import every_code, nan_rows, unchosen_nan
 from tests.experts_launcher import GUARD, POISON, Launcher, device_bytes, launch
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
@@ -138,6 +138,38 @@ def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: s
     assert np.isnan(launch(case).astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+@pytest.mark.parametrize("onnx_type", DTYPES)
+def test_scales_of_nan_stay_in_their_rows(onnx_type: str, weight_format: str, block_size: int) -> None:
+    for tokens in (1, 4, 40, 400):
+        case, soiled, nan = nan_rows(weight_format, tokens, block_size, onnx_type)
+        clean = launch(case)
+        case.feeds.update(soiled)
+        assert_same_bits(launch(case), np.where(nan, np.array(np.nan, clean.dtype), clean))
+
+
+@pytest.mark.parametrize("onnx_type", HALVES)
+@pytest.mark.parametrize(("weight_format", "hidden"), [("dense", 640), ("nvfp4", 2048)])
+def test_more_experts_than_the_kernels_for_hopper_take(weight_format: str, hidden: int, onnx_type: str) -> None:
+    """Then those of older devices take over, of which a token alone has the same bits. Every eighth expert is alike."""
+    alike, experts = 8, 4104
+    for tokens, choices, activation in ((24, "one_expert", 0), (40, "outside", 3), (1100, "random", 1)):
+        few = ExpertsCase(
+            (tokens,), alike, 8, hidden, 64, onnx_type, weight_format, ACTIVATIONS[activation], choices=choices,
+            has_bias=True,
+        )  # fmt: skip
+        case = dataclasses.replace(few, experts=experts)
+        indices = few.feeds["indices"]
+        others = alike * np.random.default_rng(0).integers(0, experts // alike, indices.shape, np.int32)
+        case.__dict__["feeds"] = {
+            name: np.resize(array, (experts, *array.shape[1:])) if name.startswith("fc") else array
+            for name, array in few.feeds.items()
+        } | {"indices": np.where((indices >= 0) & (indices < alike), indices + others, -1)}
+        few.check_each(launch(case))
+        _check_parts(case, ((0, 1), (5, 3)))
+
+
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 64, 65, 200, 700])
@@ -179,6 +211,7 @@ def test_reductions_of_a_few_steps(tokens: int, inner: int, weight_format: str) 
 def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
     case = ExpertsCase((3,), 2, 2, hidden, inner, onnx_type, weight_format, block_size=64)
     case.check(launch(case))
+    _check_parts(case, ((1, 1),))
 
 
 def test_no_tokens() -> None:
@@ -269,9 +302,10 @@ def _check_parts(case: ExpertsCase, parts: Iterable[tuple[int, int]]) -> None:
     together = launch(case)
     for first, count in parts:
         alone = dataclasses.replace(case, leading=(count,))
-        for name, array in case.feeds.items():
-            rows = name in ("x", "weights", "indices", "residual")
-            alone.feeds[name] = array[first : first + count] if rows else array
+        alone.__dict__["feeds"] = {
+            name: array[first : first + count] if name in ("x", "weights", "indices", "residual") else array
+            for name, array in case.feeds.items()
+        }
         assert_same_bits(launch(alone), together[first : first + count])
 
 

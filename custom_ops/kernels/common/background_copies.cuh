@@ -14,11 +14,12 @@ __device__ __forceinline__ void CopyAsync(void* target, const void* source, bool
   CopyAsyncAt(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, valid);
 }
 
-// 4 bytes.
-__device__ __forceinline__ void CopyAsync4(void* target, const void* source, bool valid) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(source), "r"(valid ? 4 : 0)
-               : "memory");
+// 4 bytes, of which the first `bytes` are read and the rest are zeros.
+__device__ __forceinline__ void CopyWordAt(uint32_t target, const void* source, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void CopyWord(void* target, const void* source, int bytes = 4) {
+  CopyWordAt(static_cast<uint32_t>(__cvta_generic_to_shared(target)), source, bytes);
 }
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -276,7 +276,7 @@ cudaError_t LaunchOfFormat(const ExpertsConfig& config, const ExpertsArgs& args,
     const bool aligned = IsAligned(args.x) && IsAligned(args.fc1.weights) && IsAligned(args.fc1.scales) &&
                          IsAligned(args.fc2.weights) && IsAligned(args.fc2.scales) && IsAligned(args.fc1.zero_points) &&
                          IsAligned(args.fc2.zero_points);
-    if (plan.path == Path::kFew && aligned) return LaunchFew(args.dtype, plan.blocks, p, stream);
+    if (plan.path == Path::kFew && aligned) return LaunchFew(args.dtype, plan, p, stream);
     if (NeedsMaps(plan.path) && aligned) return LaunchMany<Format<T>>(config, args, plan, p, stream);
   }
   return LaunchPlain<T>(p, stream);

@@ -101,7 +101,7 @@ class PartRows {
       if constexpr (sizeof(Vector) == 16) {
         CopyAsync(target, source_, true);
       } else if constexpr (sizeof(Vector) == 4) {
-        CopyAsync4(target, source_, true);
+        CopyWord(target, source_);
       } else {
         *target = *source_;
       }

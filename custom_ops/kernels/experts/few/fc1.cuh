@@ -136,14 +136,11 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
   };
   int item_expert = -1;  // of one token: of the item that has the lane's number
   if constexpr (kTokens == 1) {
-    const int choice = Items::Choice(p.indices, p.slots, p.experts);
-    const uint32_t chosen = __ballot_sync(0xffffffffu, choice >= 0);
-    item_expert = Items::ItemExpert(choice, chosen);
-    if (__popc(chosen) != p.slots) {
-      share_out(__popc(chosen));
+    const int num_items = items.TakeAlone(Items::Choice(p.indices, p.slots, p.experts), &item_expert);
+    if (num_items != p.slots) {
+      share_out(num_items);
       start(unit.tile);
     }
-    if (warp == 0) items.Keep(choice, chosen);
   } else {
     if (warp == 0) items.Find(p.indices, p.slots, p.k, p.experts);
     stage();

@@ -77,10 +77,7 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
 
   int num_items, item_expert = -1;  // of one token: as in FC1
   if constexpr (kTokens == 1) {
-    const uint32_t chosen = __ballot_sync(0xffffffffu, choice >= 0);
-    item_expert = Items::ItemExpert(choice, chosen);
-    num_items = __popc(chosen);
-    if (warp == 0) items.Keep(choice, chosen);
+    num_items = items.TakeAlone(choice, &item_expert);
   } else {
     if (warp == 0) items.Find(p.indices, slots, p.k, p.experts);
     __syncthreads();
@@ -133,11 +130,10 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
     if (p.mix_input || expert < 0) {
       s.mix[i] = 1.0f;
     } else {
-      CopyAsync4(s.mix + i, p.mix + i, true);
+      CopyWord(s.mix + i, p.mix + i);
     }
     if (expert >= 0) BeginGlobalScale(layer, expert, s.scale + i);
   }
-  CommitCopies();
 
   WaitForPreviousBehind(block, reinterpret_cast<uintptr_t>(row));
   AllowNext();
@@ -184,7 +180,8 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
       multiply(std::integral_constant<int, kTokens>());
     }
   }
-  WaitForCopies<0>();  // of mix and scale
+  CommitCopies();  // of mix and scale, if no weights have closed their group
+  WaitForCopies<0>();
   __syncthreads();
 
   // FC2's rounded outputs, in place of the first slice.

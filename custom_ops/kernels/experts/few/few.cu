@@ -50,16 +50,16 @@ bool FitsLoads(const ExpertsConfig& config, const ExpertsArgs& args) {
 }
 
 template <typename Format, bool kShares>
-cudaError_t LaunchLayers(unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
+cudaError_t LaunchLayers(const LayersPlan& plan, const ExpertsParams& p, cudaStream_t stream) {
   const int fc1_warps = kFc1Warps / p.fc1.slices * p.fc1.slices;
   if (cudaError_t error = LaunchClusters<Fc1Kernel<Format, kShares ? kFewChunk : 1>>(
-          Switch::kFc1Pdl, 1, blocks, fc1_warps * kLanes,
+          Switch::kFc1Pdl, 1, plan.fc1_blocks, fc1_warps * kLanes,
           Fc1Shared<Format>::Bytes(p.fc1.depth, p.tokens, p.slots, p.chunk), stream, p);
       error != cudaSuccess) {
     return error;
   }
   return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1>>(
-      blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
+      plan.fc2_blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
 }
 
 }  // namespace
@@ -78,8 +78,11 @@ bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processor
     CutInSlices<Format>(&few.fc1, args.hidden);
     CutInSlices<Format>(&few.fc2, args.inner);
     few.chunk = IsAlone(args.tokens, slots) ? 1 : kFewChunk;
-    few.blocks = static_cast<unsigned>(std::min<int64_t>(processors, args.hidden / Format::kFc2Columns));
-    few.fc2_tiles = static_cast<int>(CeilDiv(args.hidden / Format::kFc2Columns, few.blocks));
+    const int64_t fc1_units = slots * config.fc1_rows(args.inner) / kSetRows;
+    const int64_t fc2_tiles = args.hidden / Format::kFc2Columns;
+    few.fc1_blocks = static_cast<unsigned>(std::min<int64_t>(processors, fc1_units));
+    few.fc2_blocks = static_cast<unsigned>(std::min<int64_t>(processors, fc2_tiles));
+    few.fc2_tiles = static_cast<int>(CeilDiv(fc2_tiles, few.fc2_blocks));
     const int tokens = static_cast<int>(args.tokens), count = static_cast<int>(slots);
     if (Fc1Shared<Format>::Bytes(few.fc1.depth, tokens, count, few.chunk) > shared_limit ||
         Fc2Shared<Format>::Bytes(few.fc2, count, few.fc2_tiles) > shared_limit) {
@@ -92,11 +95,11 @@ bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processor
                                        : WithFormat<__nv_bfloat16>(config.weight_format, fits);
 }
 
-cudaError_t LaunchFew(DType dtype, unsigned blocks, const ExpertsParams& p, cudaStream_t stream) {
+cudaError_t LaunchFew(DType dtype, const LayersPlan& plan, const ExpertsParams& p, cudaStream_t stream) {
   const auto launch = [&](auto format) {
     using Format = decltype(format);
-    return IsAlone(p.tokens, p.slots) ? LaunchLayers<Format, false>(blocks, p, stream)
-                                      : LaunchLayers<Format, true>(blocks, p, stream);
+    return IsAlone(p.tokens, p.slots) ? LaunchLayers<Format, false>(plan, p, stream)
+                                      : LaunchLayers<Format, true>(plan, p, stream);
   };
   return dtype == DType::kFloat16 ? WithFormat<__half>(p.weight_format, launch)
                                   : WithFormat<__nv_bfloat16>(p.weight_format, launch);

@@ -14,9 +14,9 @@ namespace ort_moe {
 struct LayersPlan {
   LayerParams fc1{}, fc2{};  // depth and slices
   int chunk = 1;
-  int fc2_tiles = 0;             // few tokens
-  unsigned blocks = 0;           // few tokens
-  int64_t activated_stride = 0;  // elements
+  int fc2_tiles = 0;                        // few tokens
+  unsigned fc1_blocks = 0, fc2_blocks = 0;  // few tokens
+  int64_t activated_stride = 0;             // elements
 };
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -47,7 +47,7 @@ inline bool FitsOffsets(const ExpertsConfig& config, const ExpertsArgs& args) {
 bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processors, size_t shared_limit,
              LayersPlan* plan);
 
-// By a plan of theirs.
-cudaError_t LaunchFew(DType dtype, unsigned blocks, const ExpertsParams& p, cudaStream_t stream);
+// By a plan of theirs, which `p` has the layers of.
+cudaError_t LaunchFew(DType dtype, const LayersPlan& plan, const ExpertsParams& p, cudaStream_t stream);
 
 }  // namespace ort_moe

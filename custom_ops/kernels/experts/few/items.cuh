@@ -24,32 +24,35 @@ class Items {
     tokens_ = members_ + slots * chunk;
   }
 
-  // By one warp; for all others behind a barrier. chunk is a power of 2.
+  // By one warp; for all others behind a barrier. chunk is a power of 2 above 1.
   __device__ __forceinline__ void Find(const int32_t* indices, int slots, int k, int experts);
 
-  // The same for up to kLanes choices of one token, each an item, which every warp may know without the others: lane l
-  // has choice l, its expert or -1, and `chosen` says which lanes have one. One warp keeps them for what comes behind a
-  // barrier.
+  // The same for up to kLanes choices of one token, each an item: every warp knows them without the others, and the
+  // first keeps them for what comes behind a barrier. Lane l has choice l, its expert or -1.
   __device__ __forceinline__ static int Choice(const int32_t* indices, int slots, int experts) {
     const int slot = threadIdx.x % kLanes, expert = slot < slots ? indices[slot] : -1;
     return expert >= 0 && expert < experts ? expert : -1;
   }
-  // Lane l gets item l's expert.
-  __device__ __forceinline__ static int ItemExpert(int expert, uint32_t chosen) {
-    if ((chosen & (chosen + 1u)) == 0) return expert;
-    const int slot = __fns(chosen, 0, threadIdx.x % kLanes + 1);
-    return __shfl_sync(0xffffffffu, expert, max(slot, 0));
-  }
-  __device__ __forceinline__ void Keep(int expert, uint32_t chosen) {
-    const int slot = threadIdx.x % kLanes, item = __popc(chosen & ((1u << slot) - 1u));
-    slot_expert_[slot] = expert;
-    if (expert >= 0) {
-      expert_[item] = expert;
-      count_[item] = 1;
-      members_[item] = slot;
-      tokens_[item] = 0;
+  // Returns how many there are; *item_expert becomes the expert of the item that has the lane's number.
+  __device__ __forceinline__ int TakeAlone(int choice, int* item_expert) {
+    const uint32_t chosen = __ballot_sync(0xffffffffu, choice >= 0);
+    const int num_items = __popc(chosen), lane = threadIdx.x % kLanes;
+    *item_expert = choice;
+    if ((chosen & (chosen + 1u)) != 0) {
+      *item_expert = __shfl_sync(0xffffffffu, choice, max(static_cast<int>(__fns(chosen, 0, lane + 1)), 0));
     }
-    if (slot == 0) *num_items_ = __popc(chosen);
+    if (threadIdx.x < kLanes) {
+      slot_expert_[lane] = choice;
+      if (choice >= 0) {
+        const int item = __popc(chosen & ((1u << lane) - 1u));
+        expert_[item] = choice;
+        count_[item] = 1;
+        members_[item] = lane;
+        tokens_[item] = 0;
+      }
+      if (lane == 0) *num_items_ = num_items;
+    }
+    return num_items;
   }
 
   __device__ __forceinline__ int NumItems() const { return *num_items_; }
@@ -94,23 +97,20 @@ __device__ __forceinline__ void Items::Find(const int32_t* indices, int slots, i
     if (word * kLanes >= slots) break;
     if (expert[word] < 0 || expert[word] >= experts) expert[word] = -1;
     slot_expert_[word * kLanes + lane] = expert[word];
-    same[word] = 1;  // in chunks of one every slot is an item
-    if (chunk_ > 1) {
-      const uint32_t in_word = __match_any_sync(kAll, expert[word]);
-      same[word] = __popc(in_word);
-      ahead[word][word] = in_word & (own - 1u);
+    const uint32_t in_word = __match_any_sync(kAll, expert[word]);
+    same[word] = __popc(in_word);
+    ahead[word][word] = in_word & (own - 1u);
+    rank[word] = __popc(ahead[word][word]);
 #pragma unroll
-      for (int before = 0; before < word; ++before) {
-        for (int i = 0; i < min(slots - word * kLanes, kLanes); ++i) {
-          const bool is_same = expert[before] == __shfl_sync(kAll, expert[word], i);
-          const uint32_t matches = __ballot_sync(kAll, is_same);
-          if (is_same) ++same[before];
-          if (lane == i) ahead[word][before] = matches;
-        }
-        same[word] += __popc(ahead[word][before]);
-        rank[word] += __popc(ahead[word][before]);
+    for (int before = 0; before < word; ++before) {
+      for (int i = 0; i < min(slots - word * kLanes, kLanes); ++i) {
+        const bool is_same = expert[before] == __shfl_sync(kAll, expert[word], i);
+        const uint32_t matches = __ballot_sync(kAll, is_same);
+        if (is_same) ++same[before];
+        if (lane == i) ahead[word][before] = matches;
       }
-      rank[word] += __popc(ahead[word][word]);
+      same[word] += __popc(ahead[word][before]);
+      rank[word] += __popc(ahead[word][before]);
     }
     // Where those ahead fill their items, the slot begins another.
     leaders[word] = __ballot_sync(kAll, expert[word] >= 0 && (rank[word] & (chunk_ - 1)) == 0);

@@ -33,11 +33,6 @@ __device__ __forceinline__ void CopyVector(bool wanted, uint32_t target, const v
                : "memory");
 }
 
-// The same of 4 bytes, of which `bytes` are read and the rest are zeros.
-__device__ __forceinline__ void CopyWord(uint32_t target, uint64_t source, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-}
-
 // An arrival, expected from each thread, once all copies that this thread has issued are complete.
 __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

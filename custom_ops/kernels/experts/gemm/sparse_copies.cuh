@@ -94,7 +94,7 @@ class SlotCopies {
     if (left > 0) left += static_cast<int>(source - first);
     for (int word = 0; word < words; ++word) {
       const int bytes = min(max(left - 4 * word, 0), 4);
-      CopyWord(target + 4 * word, bytes > 0 ? first + 4 * word : first, bytes);
+      CopyWordAt(target + 4 * word, reinterpret_cast<const void*>(bytes > 0 ? first + 4 * word : first), bytes);
     }
   }
 

@@ -71,7 +71,7 @@ class RingScales<Nvfp4Format<T>> {
   __device__ __forceinline__ void Fill(char* target) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      CopyAsync4(target + tile * (kBytes / 2) + threadIdx.x % kLanes * 4, scales_[tile], left_ > 0);
+      CopyWord(target + tile * (kBytes / 2) + threadIdx.x % kLanes * 4, scales_[tile], left_ > 0 ? 4 : 0);
       scales_[tile] += kRowScales;
     }
     left_ -= kRowScales;
@@ -107,8 +107,9 @@ class RowPieces {
     }
   }
 
-  // Byte `first` of the rows and what follows. Returns where that byte lands in its row's place, the second tile's in
-  // the second byte.
+  // Byte `first` of the rows and what follows, zeros behind the rows' ends: there, weights of 0 meet a scale that is
+  // not to be another row's NaN. Returns where that byte lands in its row's place, the second tile's in the second
+  // byte.
   __device__ __forceinline__ uint32_t Fill(char* target, int first) const {
     const int word = threadIdx.x % 4;
     uint32_t shifts = 0;
@@ -117,8 +118,8 @@ class RowPieces {
       const int at = begins_[tile] + first, whole = at & ~3;
       shifts |= static_cast<uint32_t>(at & 3) << (8 * tile);
       if (word < kWords) {
-        const bool valid = whole + 4 * word < begins_[tile] + row_bytes_;
-        CopyAsync4(Row(target, tile) + 4 * word, words_[tile] + whole, valid);
+        const int left = begins_[tile] + row_bytes_ - whole - 4 * word;
+        CopyWord(Row(target, tile) + 4 * word, words_[tile] + whole, min(max(left, 0), 4));
       }
     }
     return shifts;

@@ -99,7 +99,7 @@ __device__ __forceinline__ void BeginGlobalScale(const LayerParams& layer, int e
   if (layer.global_scale == nullptr) {
     *target = 1.0f;
   } else {
-    CopyAsync4(target, layer.global_scale + expert, true);
+    CopyWord(target, layer.global_scale + expert);
   }
 }
 
