@@ -79,19 +79,22 @@ Plan GemmPlan(const ExpertsArgs& args) {
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
 // Up to how many slots the kernels for few tokens are faster than the grouped product, as measured on an H200 for 8 and
-// 10 choices of 128 and 512 experts, mxfp4 for 4 of 32, and dense for 8 of 128 and 2 of 8: us at 64 slots of 128
-// experts 128 and 131, at 128 214 and 190; at 8 slots of 8 experts 455 and 471, at 32 881 and 645. (Since then the
-// former take a fifth less of nvfp4.)
+// 10 choices of 128 and 512 experts, mxfp4 for 4 of 32, and dense for 8 of 128 and 2 of 8 too. us, with even choices:
+// nvfp4 of 512 experts 65 and 73 at 60 slots, 82 and 84 at 80, but by Zipf's law, where many choose the same expert, 63
+// and 62, 78 and 72; int8 99 and 107 at 80 slots (87 and 87); dense of 128 experts 130 and 135 at 64 slots, 152 and 150
+// at 80, of 8 experts 455 and 471 at 8, 881 and 645 at 32.
 int64_t FewSlots(WeightFormat format, int64_t experts) {
   switch (format) {
     case WeightFormat::kNvfp4:
+      return 60;
     case WeightFormat::kFp8:
       return 40;
     case WeightFormat::kMxfp4:
       return 16;
     case WeightFormat::kInt4:
-    case WeightFormat::kInt8:
       return 64;
+    case WeightFormat::kInt8:
+      return 80;
     case WeightFormat::kDense:
       break;
   }
