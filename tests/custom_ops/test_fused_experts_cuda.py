@@ -209,7 +209,7 @@ def test_reductions_of_a_few_steps(tokens: int, inner: int, weight_format: str) 
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (2048, 768), (2880, 704), (7168, 256)])
 def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
-    case = ExpertsCase((3,), 2, 2, hidden, inner, onnx_type, weight_format, block_size=64)
+    case = ExpertsCase((3,), 3, 2, hidden, inner, onnx_type, weight_format, block_size=64)
     case.check(launch(case))
     _check_parts(case, ((1, 1),))
 

@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
   static_assert(kGroupThreads * (Operand::kProducerRegisters + Operand::kGroups * Operand::kConsumerRegisters +
                                  Operand::kDecoders * Operand::kDecoderRegisters) <=
                 kRegisters);
-  constexpr int kDecoderWarps = Operand::kDecoders * kGroupThreads / kLanes;
+  constexpr int kDecoderThreads = Operand::kDecoders * kGroupThreads;
+  constexpr int kReaders = Operand::kGroups * kGroupThreads / kLanes * (Operand::kSparse ? kArrivalsOfWarp : 1);
   extern __shared__ uint4 shared[];
   const GemmShared<Operand> s(shared, p);
   GemmTileList list(s.list, p.experts.experts, p.row_tiles, p.max_tokens);
@@ -161,14 +162,14 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
     for (int stage = 0; stage < p.stages; ++stage) {
       GemmRing ring(s.barriers, p.stages);
       ring.at = stage;
-      InitBarrier(ring.Full(), kTokenThreads + (Operand::kDecoders > 0 ? kDecoderWarps : 1));
-      InitBarrier(ring.Empty(), Operand::kGroups * kGroupThreads / kLanes);
+      InitBarrier(ring.Full(), kTokenThreads + (Operand::kDecoders > 0 ? kDecoderThreads : 1));
+      InitBarrier(ring.Empty(), kReaders);
     }
     for (int stage = 0; stage < p.byte_stages; ++stage) {
       GemmRing ring(s.byte_barriers, p.byte_stages);
       ring.at = stage;
       InitBarrier(ring.Full(), 1);
-      InitBarrier(ring.Empty(), kDecoderWarps);
+      InitBarrier(ring.Empty(), kDecoderThreads);
     }
     FenceBarrierInit();
     PrefetchTensorMap(&p.weights);

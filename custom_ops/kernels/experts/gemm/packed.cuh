@@ -120,7 +120,6 @@ __device__ __forceinline__ void DecodeWeights(const GemmParams& p, const GemmSha
   for (int j = 0; j < kVectors; ++j) {
     to[j] = first_row * kDenseRow + ((unit * kVectors + j) ^ (first_row % 8)) * kVector;
   }
-  const bool leads = threadIdx.x % kLanes == 0;
   GemmRing ring(s.barriers, p.stages), bytes(s.byte_barriers, p.byte_stages);
   GemmTileWalk walk(list);
   GemmTile tile;
@@ -149,11 +148,10 @@ __device__ __forceinline__ void DecodeWeights(const GemmParams& p, const GemmSha
         for (int j = 0; j < kVectors; ++j) StoreVector(target + to[j] + i * kStride * kDenseRow, vectors[j]);
       }
       FenceForAsyncProxy();
-      __syncwarp();
-      if (leads) Arrive(ring.Full());
+      Arrive(ring.Full());
       ring.Advance();
       if (step % kSteps == kSteps - 1 || step == p.steps - 1) {
-        if (leads) Arrive(bytes.Empty());
+        Arrive(bytes.Empty());
         bytes.Advance();
       }
       column += Operand::kDepth;

@@ -228,8 +228,7 @@ __device__ __forceinline__ void MultiplySparseTile(const GemmParams& p, const Ge
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) Arrive(ring.Empty());
+    ArriveAsWarp(ring.Empty());
     ring.Advance();
     shifts.Advance();
   }
