@@ -52,40 +52,40 @@ measure, with the router), and the bytes alone:
 | (two kernels in the same grids that bring the same bytes and multiply nothing) | 10.9 / - | 20.6 / 55.2 |
 
 Weights that leave the L2 first, copies that bring 256 bytes into the L2, FC2's weights brought into the L2 by FC1, and
-FC2's first products prepared ahead of its wait: no difference.
+FC2's first products prepared ahead of its wait: no difference. Nor did it make one that FC2's first weights no longer
+wait for what the last sums are multiplied with.
 
-The other packed formats take the same kernels; the figures of this paragraph are older than that work and without the
-router. Their weights go to the tensor core as exact codes in float16, and the sums of a block are scaled: at 1 and 4
-tokens of mxfp4 32/4/2880/2880 that takes 32 and 87 us, where the grouped product on wgmma takes 71 and 143; 23 and 59
-of int4/32 512/10/2560/640 (53 and 100); 21 and 52 of int8/128 128/8/2048/768 (64 and 113); 21 and 53 of fp8/128
-128/8/2048/768 (49 and 91). From 1 token on the time grows with the bytes at 2.2 TB/s for mxfp4, where tokens share
-experts, at 2.3 for int4 and 3.1 for int8 and fp8; they are bound by what they execute, which with all schedulers busy
-would do for 5. FC2 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560
-columns better; with four mxfp4 takes 101 us at 4 tokens and int8 60. A second chain of products in flight in each warp
-made no difference.
+The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
+sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 82 us with the router, where the
+grouped product on wgmma takes 71 and 143 without it; 21 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 50 of
+int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). They are bound by what they
+execute. FC2 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns
+better; with four mxfp4 took 101 us at 4 tokens in place of 87 and int8 60 in place of 52. A second chain of products in
+flight in each warp made no difference.
 
-With more than 40 choices of nvfp4 or fp8, 64 of int4 or int8, 16 of mxfp4, or of dense weights 64 or two for each
-expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over: dense weights with
-wgmma; packed ones with mma.sync while an expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond
-that with wgmma. A weight is decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205
-and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478
-from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248),
-int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk
-copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe of logical operations, and half of the
-slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all that goes with it, and the rest is the
-ends of tiles, in FC2 a fifth of the instructions, and the last wave: a multiprocessor is at work for 79 to 92 % of a
-kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for rows of tokens, which three warps copied by 16
-bytes, and whose weights were there; since one warp has a row copied at once, all formats but int4 take 2 to 9 % less.
-Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at
-16 tokens and 2 % less at 64.
+With more than 60 choices of nvfp4, 40 of fp8, 64 of int4, 80 of int8, 16 of mxfp4, or of dense weights 64 or two for
+each expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over. It would be up
+to 11 % slower there on even choices, but by Zipf's law, where more choices meet at an expert, it is as fast from 60 of
+nvfp4 or 80 of int8 on. Dense weights take wgmma; packed ones with mma.sync while an expert has up to 20 tokens in the
+mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once for all tokens. Without the router,
+nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held
+up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609),
+mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before
+rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe of logical
+operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all that goes
+with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a multiprocessor is
+at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for rows of tokens,
+which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at once, all formats
+but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer than two of 128;
+one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
 Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
 and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s, in runs
 without the contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of
 dense ones by one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096
-tokens of 128/8/2048/768 int8/128 takes 296 to 309 and 720 us, fp8/128 300 and 741, nvfp4 306 and 777, mxfp4
-32/4/2880/2880 568 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took
+tokens of 128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 290 and 737, nvfp4 299 and 771, mxfp4
+32/4/2880/2880 563 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took
 573 us at 1024 tokens, fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the
 time: a tile's end takes a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68
 %. int8's FC1 at 1024 tokens is bound by shared memory, 78 % busy, which decoded weights pass twice. Of eight-bit

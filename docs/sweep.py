@@ -16,11 +16,8 @@ us per layer, router and experts, by our launchers in a CUDA graph, with the exp
 the contrib op in a session with a CUDA graph on even choices. GB/s and its share of a large copy's bandwidth count the
 bytes of the experts that the last draw chose, each once, which with few experts may be off by a tenth; TFLOP/s the
 products of tokens and their experts; both on even choices. Columns of which nothing was measured in a shape are left
-out. Which kernels take a call depends on how many choices it has and not on where they
-fall: where a few experts are most tokens', the last before other kernels take over may be slower than more tokens are.
-Up to 40 choices of nvfp4 or fp8, 64 of int4, int8 or dense weights and 16 of mxfp4 these times are older than those of
-the stacks above, whose kernels share out an expert's rows evenly: 4 tokens of nvfp4 by Zipf's law take 47 us there,
-without the router.
+out. Which kernels take a call depends on how many choices it has and not on where they fall. Of dense weights and int8
+contrib's times, and ours of more than 8 tokens of these and of fp8 and of more than 1024 of mxfp4, are of a run before.
 `python -m benchmarks.experts --sweep` measures again:
 
 ```sh gpu

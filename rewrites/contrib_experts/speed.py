@@ -33,11 +33,11 @@ class Measured:
 
 
 MEASURED: Mapping[tuple[str, str], Measured] = {
-    ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 28.05, 52.12),
-    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 22.03, 54.1),
-    ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 32.62, 53.89),
-    ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 22.01, 88.86),
-    ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 21.22, 27.7),
+    ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 27.89, 52.12),
+    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 18.87, 53.42),
+    ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 31.46, 56.06),
+    ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 20.74, 89.49),
+    ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 20.42, 27.7),
     ("cuda", "fp8"): Measured("H200"),
     ("cpu", "dense"): Measured("float32 32/8/1024/512", 4706.0, 4602.0),
     ("cpu", "nvfp4"): Measured("float32 128/8/2048/768", 2963.0, 2860.0),
