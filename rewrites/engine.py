@@ -69,7 +69,7 @@ SEEDED = frozenset(rule.anchor or rule.root for rules in _SEEDS.values() for rul
 """Types of the nodes that a seed is about: without any, and without a FusedRouter, there is nothing to rewrite."""
 
 _MOST_ROUNDS = 50
-"""Rounds to the fixed point before giving up; a router needs 3 to 6, and every rule removes a node."""
+"""Rounds to the fixed point before giving up; a router needs 3 to 6."""
 
 
 def all_rules() -> tuple[RouterRule, ...]:

@@ -1,7 +1,6 @@
 """Large graphs: within their time and memory, and twice the nodes in no more than about twice the time.
 
-Processor time is measured, of a process of its own, and allowed twice what is promised: machines that test are slow and
-shared.
+Processor time is measured, of a process of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ import subprocess
 import sys
 
 import pytest
+
+SLOWER = 2
+"""Times what is promised: machines that test are slow and shared."""
 
 MEASURE = """
 import json, resource, sys, time
@@ -40,13 +42,13 @@ def measure(builder: str, *arguments: tuple[int, ...]) -> tuple[list[tuple[int, 
 def test_sixty_routers_in_ten_thousand_nodes() -> None:
     ((nodes, whole, seconds),), _ = measure("many_routers", (60, 10_000))
     assert (nodes >= 10_000, whole) == (True, 60)
-    assert seconds < 2 * 5
+    assert seconds < SLOWER * 5
 
 
 def test_every_expert_of_forty_eight_layers_by_itself() -> None:
     ((nodes, whole, seconds),), peak = measure("unrolled", (48, 128))
     assert (nodes >= 61_536, whole) == (True, 48)
-    assert seconds < 2 * 20
+    assert seconds < SLOWER * 20
     assert peak < 1.5e9
 
 
