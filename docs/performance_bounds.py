@@ -64,20 +64,20 @@ better; with four mxfp4 took 101 us at 4 tokens in place of 87 and int8 60 in pl
 flight in each warp made no difference.
 
 With more than 60 choices of nvfp4, 40 of fp8, 64 of int4, 80 of int8, 16 of mxfp4, or of dense weights 64 or two for
-each expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over. It would be up
-to 11 % slower there on even choices, but by Zipf's law, where more choices meet at an expert, it is as fast from 60 of
-nvfp4 or 80 of int8 on. Dense weights take wgmma; packed ones with mma.sync while an expert has up to 20 tokens in the
-mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once for all tokens. Without the router,
-nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held
-up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma 261 and 609),
-mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By ncu, before
-rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe of logical
-operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all that goes
-with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a multiprocessor is
-at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for rows of tokens,
-which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at once, all formats
-but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer than two of 128;
-one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+each expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over. At so many
+packed choices it takes 6 to 12 % longer if they are even and, by Zipf's law, where more of them meet at an expert,
+between 7 % less and 7 % more. Dense weights take wgmma; packed ones with mma.sync while an expert has up to 20 tokens
+in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once for all tokens. Without the
+router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose
+waits held up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma
+261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By
+ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe
+of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all
+that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a
+multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for
+rows of tokens, which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at
+once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer
+than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
 Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
