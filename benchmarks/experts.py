@@ -7,6 +7,7 @@
 A stack has 8 layers that share one set of experts, and logits that send each layer and each replay elsewhere, beyond
 the L2. All times are us per layer:
 - route, maps, FC1, FC2: the kernels alone, FC2 with finalize, by the profiler with plain launches (ORT_MOE_PDL=0);
+  the contrib op's by the profiler, too, by their names, in the JSON;
 - experts: both, overlapped, in a CUDA graph of the stack; layer: with FusedRouter before them;
 - layer in ORT, contrib: sessions with a CUDA graph that hold the stack as FusedRouter and FusedExperts, and as QMoE or
   MoE; host time of a run divided by the layers, so a run's own overhead of some 15 us is spread over them.
@@ -43,6 +44,7 @@ from benchmarks.expert_stack import Experts, Stack
 from benchmarks.expert_sweep import COLUMNS as SWEEP_COLUMNS
 from benchmarks.expert_sweep import TOKENS as SWEEP_TOKENS
 from benchmarks.expert_sweep import slower_than_more, sweep
+from benchmarks.kernel_names import together
 from benchmarks.output import add_json, publish
 
 LAYERS = 8
@@ -54,7 +56,9 @@ SHAPES = (
     Shape(128, 8, 2048, 768, "nvfp4"),
     Shape(512, 10, 2560, 640, "nvfp4", "float16"),
     Shape(512, 10, 2560, 640, "int4", "float16", 32),
+    Shape(128, 8, 2048, 768, "int4", "float16", 32),
     Shape(32, 4, 2880, 2880, "mxfp4"),
+    Shape(128, 8, 2048, 768, "mxfp4"),
     Shape(512, 10, 2560, 640, "dense"),
     Shape(128, 8, 2048, 768, "dense"),
     Shape(8, 2, 4096, 14336, "dense"),
@@ -132,7 +136,34 @@ def kernel_times_without_overlap(shapes: list[Shape], tokens: list[int]) -> dict
     return {(name, count): times for name, count, times in map(json.loads, lines)}
 
 
-def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, layers: int = LAYERS) -> dict[str, Any]:
+def contrib_kernel_times(stack: Stack, run: Callable[[], None]) -> dict[str, float]:
+    """Median us of the contrib op's kernels in a layer by their names, from runs of its session, the longest first."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    runs = []
+    for repeat in range(5):
+        stack.choose(repeat)
+        flush.fill_(repeat)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            run()
+            torch.cuda.synchronize()
+        kernels = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
+        runs.append(together(((event.name, event.device_time) for event in kernels), stack.layers))
+    return {name: round(statistics.median(times.get(name, 0.0) for times in runs), 2) for name in runs[0]}
+
+
+def measure(
+    experts: Experts,
+    tokens: int,
+    copy_gbps: float,
+    *,
+    with_ort: bool,
+    with_kernels: bool = True,
+    layers: int = LAYERS,
+) -> dict[str, Any]:
     """One row of a stack's results.
 
     Raises:
@@ -161,6 +192,8 @@ def measure(experts: Experts, tokens: int, copy_gbps: float, *, with_ort: bool, 
             torch.cuda.synchronize()
             run()
             answers[contrib] = stack.y.clone()
+            if contrib and with_kernels:
+                row["contrib_kernels_us"] = contrib_kernel_times(stack, run)
             del run
         row["layer_ort_us"] = round(times[False], 2)
         if True in times:
@@ -262,7 +295,8 @@ def main() -> None:
             if args.cycle:
                 rows.append(measure_cycle(experts, count, layers=args.layers))
             else:
-                rows.append(measure(experts, count, copy_gbps, with_ort=not args.without_ort))
+                ways = {"with_ort": not args.without_ort, "with_kernels": not args.without_kernels}
+                rows.append(measure(experts, count, copy_gbps, **ways))
             print(json.dumps(rows[-1]), file=sys.stderr)
         del experts
         torch.cuda.empty_cache()

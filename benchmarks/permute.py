@@ -124,8 +124,8 @@ COLUMNS = {
 }
 
 
-def main() -> None:
-    command.run(command.parser(__doc__, TOKENS).parse_args(), SHAPES, measure, COLUMNS)
+def main(argv: list[str] | None = None) -> None:
+    command.run(command.parser(__doc__, TOKENS).parse_args(argv), SHAPES, measure, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every table of the routing kernels, one after the other: what `python -m benchmarks.router` and the others print.
+"""Every table of the kernels around the experts, one after the other, as `python -m benchmarks.router` prints its own.
 
     python -m benchmarks.routing [--json FOLDER] [--only 512/10] [--tables router training_router]
                                  [--without-ort] [--compiled]
@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import gather_finalize, router, shared_gate, training_router
+from benchmarks import finalize, gather_finalize, permute, router, shared_gate, training_router
 
 TABLES: dict[str, tuple[str, Callable[[list[str]], None], tuple[str, ...]]] = {
     "router": ("FusedRouter", router.main, ("--without-ort", "--compiled")),
     "router_maps": ("FusedRouter with routing maps", router.main, ("--maps", "--without-ort", "--compiled")),
+    "permute": ("PermuteTokens", permute.main, ()),
+    "finalize": ("FinalizeRouting", finalize.main, ()),
     "training_router": ("RouterProbs, RouterScores, AuxLoss", training_router.main, ("--compiled",)),
     "gather_finalize": ("GatherFinalize", gather_finalize.main, ()),
     "shared_gate": ("SharedGateRouter", shared_gate.main, ()),

@@ -18,7 +18,7 @@ python -m benchmarks.router --only 128/8 --tokens 1 --without-ort
 ```
 
 measures again; `--json` records, and without the other options everything is run. `python -m benchmarks.routing` makes
-all tables of routers, of their training and of GatherFinalize, one after the other. Peers are measured beside ours, on
+all tables but those of experts, one after the other. Peers are measured beside ours, on
 the same arrays, where a package index put them: the kernels of vLLM (`vllm`), of SGLang (`sglang-kernel`, and `sglang`
 for those in Triton), TransformerEngine (`transformer-engine-cu13`), and PyTorch's ops. Those that are not there, or
 that were built for another PyTorch, leave the best time of theirs that was recorded once on an H200, in graphs from a

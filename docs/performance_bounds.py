@@ -11,7 +11,7 @@ each of two (nvfp4), with all of their reduction. A group is what a warp asks fo
 and its ring is the place in shared memory through which two of them stream.
 
 The times of this part are those of both kernels together, without the router, on nvfp4 512/10/2560/640 behind a kernel
-that writes the choices in 1.3 us, which is counted: 17.3, 29.0 and 46.2 us at 1, 2 and 4 tokens. Marks of the global
+that writes the choices in 1.3 us, which is counted: 17.3, 29.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the global
 timer in the kernels, which cost 2 to 3 us themselves, say of the median block:
 
 - At 1 token FC1 has the choices 0.5 us after it may go on, waits for its first weights until 1.9 and multiplies until
@@ -52,32 +52,31 @@ measure, with the router), and the bytes alone:
 | (two kernels in the same grids that bring the same bytes and multiply nothing) | 10.9 / - | 20.6 / 55.2 |
 
 Weights that leave the L2 first, copies that bring 256 bytes into the L2, FC2's weights brought into the L2 by FC1, and
-FC2's first products prepared ahead of its wait: no difference. Nor did it make one that FC2's first weights no longer
-wait for what the last sums are multiplied with.
+FC2's first products prepared ahead of its wait: no difference. Nor did it make one that FC2's first group of weights no
+longer waits for the second.
 
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
 sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 82 us with the router, where the
 grouped product on wgmma takes 71 and 143 without it; 21 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 50 of
-int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). They are bound by what they
-execute. FC2 has two experts to a warp's 16 rows of weights there, and four with int4, which shares out 2560 columns
-better; with four mxfp4 took 101 us at 4 tokens in place of 87 and int8 60 in place of 52. A second chain of products in
-flight in each warp made no difference.
+int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). FC2 has two experts to a warp's
+16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 101 us at 4
+tokens in place of 87 and int8 60 in place of 52. A second chain of products in flight in each warp made no difference.
 
-With more than 60 choices of nvfp4, 40 of fp8, 64 of int4, 80 of int8, 16 of mxfp4, or of dense weights 64 or two for
-each expert, whichever is less, and where fewer fit into shared memory, the grouped product takes over. At so many
-packed choices it takes 6 to 12 % longer if they are even and, by Zipf's law, where more of them meet at an expert,
-between 7 % less and 7 % more. Dense weights take wgmma; packed ones with mma.sync while an expert has up to 20 tokens
-in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once for all tokens. Without the
-router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64 tokens, 2.5 to 3.3 TB/s; wgmma, whose
-waits held up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens int4/32 takes 159 and 358 us (wgmma
-261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326), fp8/128 110 and 165 (183 and 266). By
-ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe
-of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all
-that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a
-multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for
-rows of tokens, which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at
-once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer
-than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+With more than 60 choices of nvfp4 and 80 of int8 (40 and 64 of fewer than 64 experts), 40 of fp8, 64 of int4, 16 of
+mxfp4, or of dense weights 64 or two for each expert, whichever is less, and where fewer fit into shared memory, the
+grouped product takes over. At so many packed choices it takes 6 to 12 % longer if they are even and, by Zipf's law,
+where more of them meet at an expert, between 7 % less and 7 % more. Dense weights take wgmma; packed ones with mma.sync
+while an expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is
+decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64
+tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens
+int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326),
+fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were
+busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6
+instructions of a thread with all that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the
+instructions, and the last wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64
+tokens waited a fifth of the time for rows of tokens, which three warps copied by 16 bytes, and whose weights were
+there; since one warp has a row copied at once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four
+to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
 Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16

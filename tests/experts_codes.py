@@ -69,6 +69,10 @@ def every_code(variant: str) -> tuple[ExpertsCase, npt.NDArray[np.float32]]:
     return case, dense_weights(case.config, layer)[0].T.astype(np.float32)
 
 
+PACKED = (("nvfp4", 16), ("mxfp4", 32), *((name, size) for name in ("int4", "int8", "fp8") for size in (32, 64)))
+"""Packed formats, each with the sizes of its blocks that nan_rows is about."""
+
+
 def nan_rows(
     weight_format: str, tokens: int, block_size: int, onnx_type: str
 ) -> tuple[ExpertsCase, dict[str, Any], npt.NDArray[np.bool_]]:

@@ -21,6 +21,8 @@ def test_a_stack(shape: Shape) -> None:
     assert disagreements([row]) == []
     assert min(row["layer_us"], row["layer_ort_us"], row.get("contrib_us", 1.0)) > 0
     assert ("contrib_us" in row) == (shape.weight_format != "fp8")
+    if shape.weight_format != "fp8":
+        assert sum(row["contrib_kernels_us"].values()) > 0
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -54,9 +54,17 @@ def test_one_command_makes_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert folder.is_dir()
     assert [given[-4:] for given in asked] == [
         ["--only", "512/10", "--json", str(folder / f"{name}.json")]
-        for name in ("router", "router_maps", "training_router", "gather_finalize", "shared_gate")
+        for name in (
+            "router",
+            "router_maps",
+            "permute",
+            "finalize",
+            "training_router",
+            "gather_finalize",
+            "shared_gate",
+        )
     ]
-    assert [given[:-4] for given in asked] == [["--without-ort"], ["--maps", "--without-ort"], [], [], []]
+    assert [given[:-4] for given in asked] == [["--without-ort"], ["--maps", "--without-ort"], *[[]] * 5]
     headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
     assert headings == [f"## {heading}" for heading, _, _ in routing.TABLES.values()]
 

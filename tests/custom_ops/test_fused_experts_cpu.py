@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ort_moe.ops import ROUTING_MAPS
 from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
-from tests.experts_codes import every_code, nan_rows, unchosen_nan
+from tests.experts_codes import PACKED, every_code, nan_rows, unchosen_nan
 from tests.op_models import assert_same_bits, op_model, op_session, run_op, run_session
 
 
@@ -58,8 +58,7 @@ def test_experts_that_nobody_chose_are_not_read(weight_format: str) -> None:
     assert np.isnan(run_op("FusedExperts", everywhere, case.all_attributes)["y"]).all()
 
 
-@pytest.mark.parametrize("block_size", [32, 64])
-@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+@pytest.mark.parametrize(("weight_format", "block_size"), PACKED)
 def test_scales_of_nan_stay_in_their_rows(weight_format: str, block_size: int) -> None:
     for tokens in (1, 40):
         case, soiled, nan = nan_rows(weight_format, tokens, block_size, "float16")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.experts_cases import ACTIVATIONS, FORMATS, VARIANTS, ExpertsCase, experts_cases
-from tests.experts_codes import every_code, nan_rows, unchosen_nan
+from tests.experts_codes import PACKED, every_code, nan_rows, unchosen_nan
 from tests.experts_launcher import GUARD, POISON, Launcher, device_bytes, launch
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
 from tests.router_cases import DTYPES
@@ -138,8 +138,7 @@ def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: s
     assert np.isnan(launch(case).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("block_size", [32, 64])
-@pytest.mark.parametrize("weight_format", [name for name in FORMATS if name != "dense"])
+@pytest.mark.parametrize(("weight_format", "block_size"), PACKED)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_scales_of_nan_stay_in_their_rows(onnx_type: str, weight_format: str, block_size: int) -> None:
     for tokens in (1, 4, 40, 400):
@@ -184,12 +183,15 @@ def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-@pytest.mark.parametrize(("tokens", "k"), [(1, 31), (1, 32), (1, 33), (1, 64), (3, 11), (4, 16), (8, 8), (2, 60)])
+@pytest.mark.parametrize(
+    ("tokens", "k"),
+    [(1, 31), (1, 32), (1, 33), (1, 64), (3, 11), (4, 16), (8, 8), (2, 60), (5, 10), (6, 10), (7, 8), (10, 8), (11, 8)],
+)
 def test_few_tokens_whose_choices_fill_a_warp_and_more(tokens: int, k: int, weight_format: str) -> None:
     """One token's choices are items of their own, others' meet in items; some of both name no expert."""
     for seed, choices in enumerate(("random", "one_expert", "outside")):
         case = ExpertsCase(
-            (tokens,), 40, k, 128, 320, HALVES[seed % 2], weight_format, choices=choices, block_size=32, seed=seed
+            (tokens,), 64, k, 128, 320, HALVES[seed % 2], weight_format, choices=choices, block_size=32, seed=seed
         )
         case.check_each(launch(case))
 

@@ -26,7 +26,9 @@ def test_recorded_experts_have_their_tables(tmp_path: Path, monkeypatch: pytest.
     environment = json.loads((recorded / "router.json").read_text(encoding="utf-8"))["environment"]
     shape = {"shape": "nvfp4 bfloat16 8/2/64/32", "tokens": 1, "ratio_to_contrib": 0.25}
     rows = {
-        "experts": {"layer_us": 12.5, "layer_ort_us": 13.25, "contrib_us": 53, "percent_of_copy": 51.04} | shape,
+        "experts": {"layer_us": 12.5, "layer_ort_us": 13.25, "contrib_us": 53, "percent_of_copy": 51.04}
+        | {"contrib_kernels_us": {"gemv": 40.125, "topk": 8.0}}
+        | shape,
         "expert_cycles": {"layers": 48, "cycle_ms": 0.75, "contrib_ms": 3.0} | shape,
     }
     for name, row in rows.items():
@@ -34,6 +36,7 @@ def test_recorded_experts_have_their_tables(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(performance_tables, "RESULTS", tmp_path)
     page = performance()
     assert "| nvfp4 bfloat16 8/2/64/32 | 1 |  |  | 12.50 | 13.25 | 53.00 | 0.25 | 51.0 |\n" in page
+    assert "| nvfp4 bfloat16 8/2/64/32 | 1 | gemv 40.12, topk 8.00 |\n" in page
     assert "| nvfp4 bfloat16 8/2/64/32 | 1 | 48 | 0.750 | 3.000 | 0.25 |\n" in page
 
 

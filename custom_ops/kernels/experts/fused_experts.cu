@@ -82,11 +82,13 @@ bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1
 // 10 choices of 128 and 512 experts, mxfp4 for 4 of 32, and dense for 8 of 128 and 2 of 8 too. us, with even choices:
 // nvfp4 of 512 experts 65 and 73 at 60 slots, 82 and 84 at 80, but by Zipf's law, where many choose the same expert, 63
 // and 62, 78 and 72; int8 99 and 107 at 80 slots (87 and 87); dense of 128 experts 130 and 135 at 64 slots, 152 and 150
-// at 80, of 8 experts 455 and 471 at 8, 881 and 645 at 32.
+// at 80, of 8 experts 455 and 471 at 8, 881 and 645 at 32. Few packed experts, whose tokens meet sooner, were not
+// measured.
 int64_t FewSlots(WeightFormat format, int64_t experts) {
+  const bool many = experts >= 64;
   switch (format) {
     case WeightFormat::kNvfp4:
-      return 60;
+      return many ? 60 : 40;
     case WeightFormat::kFp8:
       return 40;
     case WeightFormat::kMxfp4:
@@ -94,7 +96,7 @@ int64_t FewSlots(WeightFormat format, int64_t experts) {
     case WeightFormat::kInt4:
       return 64;
     case WeightFormat::kInt8:
-      return 80;
+      return many ? 80 : 64;
     case WeightFormat::kDense:
       break;
   }

@@ -47,7 +47,7 @@ inline bool FitsOffsets(const ExpertsConfig& config, const ExpertsArgs& args) {
 bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processors, size_t shared_limit,
              LayersPlan* plan);
 
-// By a plan of theirs, which `p` has the layers of.
+// By a plan of theirs, whose layers are `p`'s.
 cudaError_t LaunchFew(DType dtype, const LayersPlan& plan, const ExpertsParams& p, cudaStream_t stream);
 
 }  // namespace ort_moe

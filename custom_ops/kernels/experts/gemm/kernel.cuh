@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
                                  Operand::kDecoders * Operand::kDecoderRegisters) <=
                 kRegisters);
   constexpr int kDecoderThreads = Operand::kDecoders * kGroupThreads;
-  constexpr int kReaders = Operand::kGroups * kGroupThreads / kLanes * (Operand::kSparse ? kArrivalsOfWarp : 1);
+  constexpr int kEmptyArrivals = Operand::kGroups * kGroupThreads / kLanes * (Operand::kSparse ? kArrivalsOfWarp : 1);
   extern __shared__ uint4 shared[];
   const GemmShared<Operand> s(shared, p);
   GemmTileList list(s.list, p.experts.experts, p.row_tiles, p.max_tokens);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(GemmShared<Operand>::kThreads, Operand::kBlock
       GemmRing ring(s.barriers, p.stages);
       ring.at = stage;
       InitBarrier(ring.Full(), kTokenThreads + (Operand::kDecoders > 0 ? kDecoderThreads : 1));
-      InitBarrier(ring.Empty(), kReaders);
+      InitBarrier(ring.Empty(), kEmptyArrivals);
     }
     for (int stage = 0; stage < p.byte_stages; ++stage) {
       GemmRing ring(s.byte_barriers, p.byte_stages);

@@ -16,9 +16,9 @@ constexpr int kTokenThreads = kGroupThreads - kLanes;  // that copy rows of toke
 constexpr int kChunkTokens = 32;                       // that a warpgroup finishes at once
 constexpr int kGemmAlignment = 1024;                   // of a stage: swizzled matrices
 
-// Arrivals by which a warp says that it has read a stage: its first lane's, behind the warp's barrier, which takes 1 to
-// 3 % less time than every lane's own. racecheck follows an order through arrivals, but not through a warp's barrier
-// ahead of one; a build for it (ORT_MOE_RACECHECK) has every lane arrive.
+// Arrivals by which a warp says that it has read a stage: its first lane's, behind the warp's barrier, which takes up
+// to 2.5 % less time than every lane's own. racecheck follows an order through arrivals, but not through a warp's
+// barrier ahead of one; a build for it (ORT_MOE_RACECHECK) has every lane arrive.
 #ifdef ORT_MOE_RACECHECK
 constexpr int kArrivalsOfWarp = kLanes;
 #else

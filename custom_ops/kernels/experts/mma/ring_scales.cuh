@@ -89,8 +89,7 @@ class RingScales<Nvfp4Format<T>> {
   int left_;
 };
 
-// Pieces of the tiles' rows in an array of bytes: kWords words of each. The array begins at a whole word and ends at
-// one.
+// Pieces of the tiles' rows in an array of bytes: kWords words of each. The array begins at a whole word.
 template <int kWords>
 class RowPieces {
  public:

@@ -1,0 +1,28 @@
+"""Kernels' names are short and their times add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.kernel_names import short_name, together
+
+
+@pytest.mark.parametrize(
+    ("kernel", "short"),
+    [
+        ("void ns::a::finalizeKernel<__half, (Mode)1, std::pair<int, float> >(float const*)", "finalizeKernel"),
+        ("void (anonymous namespace)::topK<8>(int)", "topK"),
+        ("onnxruntime::{lambda(int)#1}::build(int)", "build"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        ("Memset (Device)", "Memset"),
+        ("(odd)", "(odd)"),
+    ],
+)
+def test_short_names(kernel: str, short: str) -> None:
+    assert short_name(kernel) == short
+
+
+def test_times_of_a_layer() -> None:
+    kernels = [("void a::gemv<1>(int)", 3.0), ("void b::topk(int)", 1.0), ("void a::gemv<2>(int)", 5.0)]
+    assert together(kernels, layers=2) == {"gemv": 4.0, "topk": 0.5}
+    assert list(together(kernels[::-1], layers=1)) == ["gemv", "topk"]
