@@ -42,6 +42,9 @@ def chains() -> Iterator[Chain]:
         for weight_format in ("dense", "nvfp4"):
             for tokens in (1, 4, 40):
                 yield Chain(ExpertsCase((tokens,), 24, 6, 128, 64, onnx_type, weight_format, has_bias=True))
+    for weight_format in ("dense", "nvfp4"):  # of real width, whose reductions several warps share
+        for tokens in (1, 4):
+            yield Chain(ExpertsCase((tokens,), 12, 10, 2560, 640, "bfloat16", weight_format))
 
 
 def run_chain(chain: Chain, *, graph: bool, runs: int = 3) -> list[dict[str, Array]]:
@@ -65,7 +68,7 @@ def run_chain(chain: Chain, *, graph: bool, runs: int = 3) -> list[dict[str, Arr
 
 
 def chain_name(chain: Chain) -> str:
-    return f"{chain.case.leading[0]}-{chain.case.onnx_type}-{chain.case.weight_format}"
+    return f"{chain.case.leading[0]}-{chain.case.onnx_type}-{chain.case.weight_format}-{chain.case.hidden}"
 
 
 @pytest.mark.parametrize("chain", list(chains()), ids=chain_name)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.experts_cases import ACTIVATIONS, FORMATS, VARIANTS, ExpertsCase, experts_cases
+from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
 from tests.experts_codes import PACKED, every_code, nan_rows, unchosen_nan
 from tests.experts_launcher import GUARD, POISON, Launcher, device_bytes, launch
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
+from tests.qmoe_models import ANSWERED_TOKENS, ANSWERS, error_beside, nvfp4_case, routed
 from tests.router_cases import DTYPES
 
 pytestmark = pytest.mark.gpu
@@ -216,10 +217,26 @@ def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_fo
     _check_parts(case, ((1, 1),))
 
 
+@pytest.mark.parametrize("onnx_type", DTYPES)
+@pytest.mark.parametrize("tokens", ANSWERED_TOKENS)
+def test_onnxruntimes_own_qmoe_agrees(tokens: int, onnx_type: str) -> None:
+    """What its CPU kernel answered, recorded: an oracle from outside."""
+    answered = nvfp4_case(tokens)
+    case = dataclasses.replace(answered, onnx_type=onnx_type)
+    case.__dict__["feeds"] = answered.feeds | routed(answered)
+    for name in ("x", "fc1_bias", "fc2_bias"):
+        case.feeds[name] = case.feeds[name].astype(DTYPES[onnx_type])
+    assert error_beside(launch(case).astype(np.float64), np.load(ANSWERS)[str(tokens)]) < TOLERANCE[onnx_type]
+
+
 def test_no_tokens() -> None:
     for weight_format in FORMATS:
-        case = ExpertsCase((2, 0), 4, 2, 64, 32, "float16", weight_format, has_residual=True)
+        case = ExpertsCase((2, 0), 4, 2, 64, 32, "float16", weight_format, has_residual=True, block_size=32)
         assert launch(case).shape == (2, 0, 64)
+        y = run_op("FusedExperts", case.feeds, case.all_attributes, symbolic=True, providers=["CUDAExecutionProvider"])[
+            "y"
+        ]
+        assert y.shape == (2, 0, 64)
 
 
 def test_special_values_stay_in_their_row() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ort_moe.packing import nvfp4
 from ort_moe.packing.arrays import E2M1
-from tests.experts_cases import ExpertsCase
+from tests.op_models import run_op
 from tests.ort_moe.packing.weights import random_weights
-from tests.qmoe_models import SWIGLU, error_beside_qmoe, qmoe_runs
+from tests.qmoe_models import ANSWERED_TOKENS, ANSWERS, error_beside, nvfp4_answer, nvfp4_case, qmoe_runs, routed
 
 
 def test_a_weight_is_code_times_scale_times_global_scale() -> None:
@@ -172,18 +172,11 @@ def test_a_largest_that_is_not_is_refused() -> None:
             nvfp4.quantize(weights, "fc1", largest=np.array([1.0, number], np.float32))
 
 
-@pytest.mark.skipif(not qmoe_runs(), reason="QMoE runs nvfp4 on the CPU from ONNX Runtime 1.32 on")
-def test_onnxruntimes_own_qmoe_agrees() -> None:
-    """Layout, scales, activation and weighted sum, by someone else's kernel.
-
-    It rounds the product of the two scales to fewer digits, which powers of two as global scales survive, and takes
-    gate and value interleaved alone.
-    """
-    case = ExpertsCase((7,), 4, 2, 64, 32, "float", "nvfp4", SWIGLU, has_bias=True)
-    for name in ("fc1_global_scale", "fc2_global_scale"):
-        case.feeds[name] = np.exp2(np.round(np.log2(case.feeds[name])))
-    layers = {}
-    for layer in ("fc1", "fc2"):
-        parts = (case.feeds[f"{layer}_{part}"] for part in ("weights", "scales", "global_scale"))
-        layers[layer] = nvfp4.to_qmoe(nvfp4.Nvfp4(*parts), "K")._asdict()
-    assert error_beside_qmoe(case, layers, quant_type="nvfp4", weights_prepacked=1, block_size=16) < 1e-6
+@pytest.mark.parametrize("tokens", ANSWERED_TOKENS)
+def test_onnxruntimes_own_qmoe_agrees(tokens: int) -> None:
+    """Layout, scales, activation and weighted sum, by someone else's kernel: as recorded, and as it is here."""
+    case = nvfp4_case(tokens)
+    got = run_op("FusedExperts", case.feeds | routed(case), case.all_attributes)["y"]
+    assert error_beside(got, np.load(ANSWERS)[str(tokens)]) < 1e-6
+    if qmoe_runs():
+        assert error_beside(got, nvfp4_answer(case)) < 1e-6
