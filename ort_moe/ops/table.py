@@ -291,7 +291,8 @@ Formats of the weights:
 * `fp8`: float8e4m3fn (E, N, D); float32 scales (E, ceil(N / `block_size`), ceil(D / `block_size`)), one for a square of
   rows and neighbours along D; the last ones may be cut off. A weight is float8 * scale.
 
-Weights are float32 numbers before they are multiplied with x: those beyond its range are infinite. On CUDA, x in
+Weights are float32 numbers before they are multiplied with x: those beyond its range are infinite. Global scales
+multiply the finished sums, so it is without them that weights and sums must be within that range. On CUDA, x in
 float16 or bfloat16 runs on tensor cores: on Hopper in every format and elsewhere in `dense` and `nvfp4`, and up to 128
 choices, as far as their rows fit into a multiprocessor's shared memory, in every format everywhere. All else runs
 there too, without them: float32; sizes that are no multiples of what 16-byte copies and whole blocks need; `int4` and

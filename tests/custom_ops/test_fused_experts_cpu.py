@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ort_moe.installation.library import register
 from ort_moe.ops import ROUTING_MAPS
 from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
 from tests.experts_codes import PACKED, every_code, nan_rows, unchosen_nan
@@ -111,6 +112,44 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
             [sys.executable, "-c", code], env=os.environ | {switch: "0"}, capture_output=True, text=True, check=True
         )
         assert other.stdout.strip() == expected, switch
+
+
+FLUSHED_FIRST = """
+import sys, threading
+import numpy as np
+from tests.custom_ops.test_fused_experts_cpu import subnormal_weights
+if sys.argv[1] == "flush":
+    thread = threading.Thread(target=subnormal_weights, args=[True])
+    thread.start()
+    thread.join()
+print(subnormal_weights(False).tobytes().hex())
+"""
+
+
+def subnormal_weights(flushes: bool) -> Any:
+    """The answer of a session, which may have its threads take subnormal numbers for zero."""
+    import onnxruntime
+
+    case = ExpertsCase((1,), 1, 1, 32, 32, "float", "mxfp4", {"activation": "identity", "gated": 0})
+    feeds = case.feeds | {
+        "x": np.full((1, 32), 2.0**20, np.float32),
+        "fc1_scales": np.zeros_like(case.feeds["fc1_scales"]),  # 2^-127
+        "fc1_global_scale": np.full(1, 2.0**100, np.float32),
+    }
+    options = onnxruntime.SessionOptions()
+    register(options)
+    options.add_session_config_entry("session.set_denormal_as_zero", str(int(flushes)))
+    model = op_model("FusedExperts", feeds, case.all_attributes).SerializeToString()
+    return run_session(onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), feeds)["y"]
+
+
+def test_a_thread_that_flushes_subnormal_numbers_leaves_others_alone() -> None:
+    first, alone = (
+        subprocess.run([sys.executable, "-c", FLUSHED_FIRST, way], capture_output=True, text=True, check=True).stdout
+        for way in ("flush", "alone")
+    )
+    assert alone.strip()
+    assert first == alone
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)

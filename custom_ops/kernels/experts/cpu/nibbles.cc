@@ -3,9 +3,9 @@
 #include "kernels/experts/cpu/nibbles.h"
 
 #include <iterator>
+#include <limits>
 
 #include "kernels/common/cache_lines.h"
-#include "kernels/common/float8.h"
 #include "kernels/common/float_math.h"
 #include "kernels/common/half_float.h"
 #include "kernels/common/with_fma.h"
@@ -27,15 +27,27 @@ constexpr int64_t kHalf = kRowBlock / 2;
 // Each format: the groups of a row, and what the 16 codes stand for in them. Loops over one block are slow, so a size
 // that is known is constant.
 
-// A scale of one byte: for each, the values of e2m1's codes times it.
+constexpr float Power(int32_t exponent) {
+  float power = 1.0f;
+  for (; exponent > 0; --exponent) power *= 2.0f;
+  for (; exponent < 0; ++exponent) power *= 0.5f;
+  return power;
+}
+
+// A scale of one byte: for each, the values of e2m1's codes times it. Worked out by the compiler, for a thread that
+// flushes subnormal numbers to zero would fill it with other values for all threads.
+template <typename Scale>
 struct E2m1Values {
   alignas(kCacheLineBytes) float of_scale[256][16];
 
-  explicit E2m1Values(float (*halved)(uint8_t)) {
+  constexpr E2m1Values() : of_scale() {
     constexpr float kDoubled[8] = {0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f, 12.0f};
+    constexpr float kLargest = std::numeric_limits<float>::max(), kInfinity = std::numeric_limits<float>::infinity();
     for (int32_t x = 0; x < 256; ++x) {
+      const float halved = Scale::Halved(x);
       for (int32_t code = 0; code < 8; ++code) {
-        of_scale[x][code] = Mul(kDoubled[code], halved(static_cast<uint8_t>(x)));
+        const bool is_beyond = code > 0 && halved > kLargest / kDoubled[code];
+        of_scale[x][code] = is_beyond ? kInfinity : kDoubled[code] * halved;
         of_scale[x][code + 8] = -of_scale[x][code];
       }
     }
@@ -44,15 +56,19 @@ struct E2m1Values {
 
 struct E4m3Scale {
   static constexpr int64_t kBlocks = 1;
-  static float Halved(uint8_t x) { return Mul(0.5f, E4m3ToFloat(x)); }
+  static constexpr float Halved(int32_t x) {
+    const int32_t exponent = x >> 3 & 15, digits = x & 7;
+    if ((x & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+    const float halved =
+        exponent == 0 ? static_cast<float>(digits) * Power(-10) : static_cast<float>(8 + digits) * Power(exponent - 11);
+    return x >= 128 ? -halved : halved;
+  }
 };
 
 struct E8m0Scale {
   static constexpr int64_t kBlocks = 2;
-  // Half of 2^(x - 127), by its bits: the least two are subnormal.
-  static float Halved(uint8_t x) {
-    if (x == 0xff) return NaN();
-    return BitsToFloat(x >= 2 ? static_cast<uint32_t>(x - 1) << 23 : 0x00200000u << x);
+  static constexpr float Halved(int32_t x) {
+    return x == 0xff ? std::numeric_limits<float>::quiet_NaN() : Power(x - 128);
   }
 };
 
@@ -64,19 +80,15 @@ class E2m1Groups {
   static constexpr int64_t Blocks(const NibbleFormat&) { return Scale::kBlocks; }
 
   explicit E2m1Groups(const NibbleRow& row) : scales_(static_cast<const uint8_t*>(row.scales)) {}
-  const float* Values(int64_t g, float*) const { return values_->of_scale[scales_[g]]; }
+  const float* Values(int64_t g, float*) const { return kValues.of_scale[scales_[g]]; }
 #if defined(ORT_MOE_AVX2)
   ORT_MOE_AVX512 __m512 Values(int64_t g) const { return _mm512_load_ps(Values(g, nullptr)); }
 #endif
 
  private:
-  static const E2m1Values* All() {
-    static const E2m1Values values(Scale::Halved);
-    return &values;
-  }
+  static constexpr E2m1Values<Scale> kValues{};
 
   const uint8_t* scales_;
-  const E2m1Values* values_ = All();
 };
 
 template <typename Type>

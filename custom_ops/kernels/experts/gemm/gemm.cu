@@ -115,6 +115,9 @@ size_t PreparedBytes(const ExpertsConfig& config, const ExpertsArgs& args) {
 bool HasExpertsGemm(const ExpertsConfig& config, const ExpertsArgs& args) {
   if (args.dtype == DType::kFloat32 || args.experts > kMaxGemmExperts) return false;
   const int64_t multiple = DepthMultiple(config);
+  // Where rows of tokens lie is counted in 32 bits, in vectors of 16 bytes.
+  constexpr int64_t kElements = (int64_t{1} << 32) * kVectorElements;
+  if (args.tokens * args.k >= kElements / std::max(args.hidden, args.inner + kGemmRowElements)) return false;
   return multiple != 0 && args.hidden % multiple == 0 && args.inner % multiple == 0 && HasWgmma();
 }
 
