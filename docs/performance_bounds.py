@@ -8,14 +8,15 @@ DECODE_CHAIN_BOUNDS = """\
 A few words: FC1 and FC2 are the kernels of an expert's two products. An item is an expert with up to 4 of the tokens
 that chose it; of one token every choice is an item. A unit is 16 weight rows of an item in FC1, and in FC2 8 rows of
 each of two (nvfp4), with all of their reduction. A group is what a warp asks for at once, 128 bytes of each of 16 rows,
-and its ring is the place in shared memory through which two of them stream.
+two steps of its reduction; two groups are on their way.
 
 The times of this part are those of both kernels together, without the router, on nvfp4 512/10/2560/640 behind a kernel
 that writes the choices in 1.3 us, which is counted: 17.3, 29.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the global
-timer in the kernels, which cost 2 to 3 us themselves, say of the median block:
+timer in the kernels, which cost 2 to 3 us themselves, say of the median block (what they leave of the times is not
+accounted for):
 
 - At 1 token FC1 has the choices 0.5 us after it may go on, waits for its first weights until 1.9 and multiplies until
-  6.8: 18.4 MB at 3.3 TB/s. A block has 6 units of 23 KB, but 8 of the 132 blocks have 7, and those end 1.1 us behind
+  6.8: 18.4 MB at 3.8 TB/s. A block has 6 units of 23 KB, but 8 of the 132 blocks have 7, and those end 1.1 us behind
   the others. FC2 may go on 1.7 us after the last block of FC1, has its activations 1.0 us later, multiplies for 2.8 us
   what has long arrived, and finishes in 0.7.
 - At 4 tokens FC1 multiplies for 17.5 us at the speed of memory, 73.7 MB at 4.2 TB/s, and FC2 for 10. Finding the items
@@ -34,8 +35,8 @@ core's 16 rows are 8 rows in two steps of the reduction, or in one step of two e
 tokens of nvfp4 128/8/2048/768 40.5 to 35.9); and addresses and divisions are worked out ahead of the wait for the
 kernel before (1.2 us): the assembler had put the wait first, until it was given a condition that needs them.
 
-Other designs, in us at 1 / 4 tokens, each beside what the kernels took when it was tried (the last two by another
-measure, with the router), and the bytes alone:
+Other designs, in us at 1 / 4 tokens, each beside what the kernels took when it was tried (small blocks, and one kernel,
+by another measure, with the router), and the bytes alone:
 
 | design | it took | beside |
 |---|---|---|
@@ -59,18 +60,18 @@ The other packed formats take the same kernels. Their weights go to the tensor c
 sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 82 us with the router, where the
 grouped product on wgmma takes 71 and 143 without it; 21 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 50 of
 int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). FC2 has two experts to a warp's
-16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 101 us at 4
-tokens in place of 87 and int8 60 in place of 52. A second chain of products in flight in each warp made no difference.
+16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 16 % longer at
+4 tokens, and int8 15 %. A second chain of products in flight in each warp made no difference.
 
 With more than 60 choices of nvfp4 and 80 of int8 (40 and 64 of fewer than 64 experts), 40 of fp8, 64 of int4, 16 of
-mxfp4, or of dense weights 64 or two for each expert, whichever is less, and where fewer fit into shared memory, the
-grouped product takes over. At so many packed choices it takes 6 to 12 % longer if they are even and, by Zipf's law,
-where more of them meet at an expert, between 7 % less and 7 % more. Dense weights take wgmma; packed ones with mma.sync
-while an expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is
-decoded once for all tokens. Without the router, nvfp4 512/10/2560/640 takes 82, 130, 205 and 304 us at 8, 16, 32 and 64
-tokens, 2.5 to 3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on. At 16 and 64 tokens
-int4/32 takes 159 and 358 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 132 and 190 (227 and 326),
-fp8/128 110 and 165 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were
+mxfp4, and 64 or twice the experts of dense weights, or with fewer that do not fit into shared memory, the grouped
+product takes over. At these numbers it would still take 6 to 12 % longer of even choices and, by Zipf's law, where more
+of them meet at an expert, from 7 % less to 7 % more. Dense weights take wgmma; packed ones with mma.sync while an
+expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once
+for all tokens. nvfp4 512/10/2560/640 takes 84, 133, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to
+3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens
+int4/32 takes 159 and 361 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 134 and 194 (227 and 326),
+fp8/128 113 and 169 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were
 busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6
 instructions of a thread with all that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the
 instructions, and the last wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64
@@ -79,15 +80,15 @@ there; since one warp has a row copied at once, all formats but int4 take 2 to 9
 to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
-Dense 128/8/2048/768 takes 190, 256, 285, 339 and 631 us at 16, 32, 64, 1024 and 4096 tokens, which is 4.0 TB/s at 16
-and 490 TFLOP/s at 4096; 8/2/4096/14336 takes 645 us at 16 tokens and 4.5 to 4.7 ms at 4096, 610 to 640 TFLOP/s, in runs
-without the contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of
-dense ones by one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096
-tokens of 128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 290 and 737, nvfp4 299 and 771, mxfp4
-32/4/2880/2880 563 us and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took
-573 us at 1024 tokens, fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the
-time: a tile's end takes a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68
-%. int8's FC1 at 1024 tokens is bound by shared memory, 78 % busy, which decoded weights pass twice. Of eight-bit
-weights two stages of copies in place of three take 956 us at 4096 tokens in place of 726; tiles of 128 tokens there 858
-in place of 778; copies that bring 256 bytes into the L2 made no difference.
+Dense 128/8/2048/768 takes 195, 262, 293, 343 and 655 us at 16, 32, 64, 1024 and 4096 tokens, which is 3.9 TB/s at 16
+and 470 TFLOP/s at 4096; 8/2/4096/14336 took 4.5 to 4.7 ms at 4096 tokens, 610 to 640 TFLOP/s, in runs without the
+contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of dense ones by
+one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096 tokens of
+128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 290 and 737, nvfp4 299 and 771, mxfp4 32/4/2880/2880 563 us
+and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took 573 us at 1024 tokens,
+fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the time: a tile's end takes
+a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68 %. int8's FC1 at 1024
+tokens is bound by shared memory, 78 % busy, which decoded weights pass twice. Of eight-bit weights two stages of copies
+in place of three took 32 % longer at 4096 tokens; tiles of 128 tokens there 10 %; copies that bring 256 bytes into the
+L2 made no difference.
 """

@@ -73,7 +73,7 @@ def _cells(tokens: int, loads: Mapping[str, Mapping[str, Any]]) -> tuple[str, ..
 def findings(sentences: Sequence[str]) -> str:
     """The numbers of tokens that take longer than the next larger one, in Markdown."""
     if not sentences:
-        return "No number of tokens takes longer than the next larger one.\n"
+        return "Ours takes at no number of tokens longer than at the next larger one.\n"
     return "Where fewer tokens take longer than more:\n\n" + "".join(f"- {sentence}.\n" for sentence in sentences)
 
 

@@ -40,7 +40,7 @@ def test_a_line_has_what_was_measured() -> None:
 
 
 def test_findings_are_listed() -> None:
-    assert sweep.findings([]) == "No number of tokens takes longer than the next larger one.\n"
+    assert sweep.findings([]) == "Ours takes at no number of tokens longer than at the next larger one.\n"
     assert sweep.findings(["T = 2", "T = 8"]).endswith("\n- T = 2.\n- T = 8.\n")
 
 
