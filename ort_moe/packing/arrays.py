@@ -1,4 +1,4 @@
-"""Pieces that the formats share: four-bit codes in bytes, e2m1 values, and rows of several layers in one."""
+"""Pieces that the formats share: four-bit codes in bytes, e2m1 values, scales, and rows of several layers in one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,40 @@ E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5,
 E2M1_MAX = 6.0
 """The largest of them."""
 
+E2M1_END = 7.0
+"""As far from that as a smaller number may be from its code."""
+
 
 def nearest_e2m1(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
     """e2m1 codes, ties to even; beyond 6 the largest."""
     clipped = np.clip(values, -E2M1_MAX, E2M1_MAX)
     codes: npt.NDArray[np.uint8] = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(0x0F)
     return codes
+
+
+def rounded_scales(
+    wanted: npt.NDArray[np.floating[Any]], least: npt.NDArray[np.floating[Any]], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """The nearest scales in `dtype`, or the next larger ones where these are less than `least`.
+
+    Among subnormal numbers the nearest may be a third below the one wanted, or 0, which would cut off the largest
+    weights of a block.
+
+    Args:
+        wanted: Scales that take the largest weight of a block to the outermost code; 0 for a block of zeros.
+        least: Those that take it half a step beyond, so that it still rounds to that code.
+        dtype: What the scales are to be.
+    """
+    with np.errstate(over="ignore"):
+        scales = wanted.astype(dtype)
+    return np.where(scales.astype(np.float64) < least, neighbours(scales, 1), scales)
+
+
+def neighbours(numbers: npt.NDArray[Any], places: int) -> npt.NDArray[Any]:
+    """For each number, none of which is negative, the one of its type so many places above it, or below."""
+    bits: npt.NDArray[Any] = numbers.view(f"i{numbers.dtype.itemsize}")
+    moved: npt.NDArray[Any] = (bits + bits.dtype.type(places)).view(numbers.dtype)
+    return moved
 
 
 def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -55,7 +55,8 @@ def quantize(
     """Quantizes float weights to the nearest codes, an expert at a time.
 
     Symmetric: the scale takes the largest magnitude of a block to 7 or 127. Otherwise scale and zero point spread the
-    codes from the least weight of a block, or 0, to its largest, or 0, so that 0 has a code.
+    codes from the least weight of a block, or 0, to its largest, or 0, so that 0 has a code. A scale is rounded up
+    where the nearest one of its type would cut off these ends; only that of a block of zeros is 0.
 
     Args:
         weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of `block_size`.
@@ -83,8 +84,8 @@ def quantize(
         blocks = weights[expert].astype(np.float64).reshape(rows, count, block_size)
         checks.check_finite(weight_format, name, expert, blocks)
         least, largest = blocks.min(axis=-1, initial=0.0), blocks.max(axis=-1, initial=0.0)
-        wanted = np.maximum(-least, largest) / (last // 2) if symmetric else (largest - least) / last
-        steps = _rounded_scales(wanted, dtype)
+        spread, most = (np.maximum(-least, largest), last // 2) if symmetric else (largest - least, last)
+        steps = arrays.rounded_scales(spread / most, spread / (most + 0.5), dtype).astype(np.float64)
         if not np.isfinite(steps).all():
             raise ValueError(
                 f"{weight_format}: '{name}' must have scales that fit into {dtype}, but expert {expert} has not"
@@ -93,10 +94,11 @@ def quantize(
         zeros = np.full_like(least, (last + 1) // 2) if symmetric else np.clip(np.rint(-least / divisors), 0, last)
         reach = last // 2 if symmetric else np.maximum(zeros, last - zeros)
         # Where a scale that was rounded up takes the outermost codes beyond float32, the next smaller one does.
-        divisors = np.where(reach * steps > _LARGEST, _next_smaller(divisors, dtype), divisors)
+        smaller = arrays.neighbours(divisors.astype(dtype), -1).astype(np.float64)
+        divisors = np.where(reach * steps > _LARGEST, smaller, divisors)
         scales[expert] = np.where(steps > 0.0, divisors, 0.0).astype(dtype)
-        most = np.floor(_LARGEST / divisors)
-        lowest, highest = np.maximum(zeros - most, 0), np.minimum(zeros + most, last)
+        finite = np.floor(_LARGEST / divisors)
+        lowest, highest = np.maximum(zeros - finite, 0), np.minimum(zeros + finite, last)
         codes = np.rint(blocks / divisors[..., None]) + zeros[..., None]
         codes = np.clip(codes, lowest[..., None], highest[..., None])
         packed[expert] = _pack(weight_format, codes.astype(np.uint8).reshape(rows, depth))
@@ -268,21 +270,6 @@ def _width(weight_format: _Format) -> str:
 
 def _has_zero_points(layer: Integers) -> str:
     return "no zero points" if layer.zero_points is None else "zero points"
-
-
-def _rounded_scales(wanted: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
-    """Scales in `dtype`; only a block of zeros gets 0: one that rounds to it would lose weights that have codes."""
-    with np.errstate(over="ignore"):
-        scales = wanted.astype(dtype).astype(np.float64)
-    smallest = float(np.ones(1, f"u{dtype.itemsize}").view(dtype)[0])
-    return np.where((wanted > 0.0) & (scales == 0.0), smallest, scales)
-
-
-def _next_smaller(scales: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
-    """The number in `dtype` below each, which are positive and in it."""
-    bits: npt.NDArray[Any] = scales.astype(dtype).view(f"u{dtype.itemsize}")
-    smaller: npt.NDArray[np.float64] = (bits - np.ones_like(bits)).view(dtype).astype(np.float64)
-    return smaller
 
 
 def _pack(weight_format: _Format, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -67,7 +67,8 @@ def quantize(weights: npt.NDArray[Any], name: str = "weights") -> Mxfp4:
         blocks = weights[expert].astype(np.float64).reshape(rows, depth // BLOCK, BLOCK)
         checks.check_finite("mxfp4", name, expert, blocks)
         blocks = np.clip(blocks, -_LARGEST, _LARGEST)
-        fraction, exponent = np.frexp(np.abs(blocks).max(axis=-1, initial=0.0) / 7.0)  # fraction in [1/2, 1), or 0
+        largest = np.abs(blocks).max(axis=-1, initial=0.0)
+        fraction, exponent = np.frexp(largest / arrays.E2M1_END)  # fraction in [1/2, 1), or 0
         exponent = np.where(fraction == 0.5, exponent - 1, exponent)
         exponent = np.where(fraction == 0.0, 0, np.maximum(exponent, -_BIAS))
         scales[expert] = (exponent + _BIAS).astype(np.uint8)

@@ -27,7 +27,6 @@ SCALE_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the scales of blocks are."""
 
 _E4M3_MAX = 448.0
-_E4M3_TINY = 2.0**-9
 
 _PackedAlong = Literal["K", "N"]
 
@@ -52,8 +51,9 @@ def quantize(
     """Quantizes float weights to the nearest codes, an expert at a time.
 
     The global scale of an expert maps its largest weight to the largest product of code and scale, 6 * 448; the scale
-    of a block then maps the block's largest weight to 6. Both as in NVIDIA's recipe for weights. Only a block of zeros
-    gets the scale 0: one that rounds to it would lose weights for which the smallest scale has codes.
+    of a block then maps the block's largest weight to 6. Both as in NVIDIA's recipe for weights, but for scales that
+    would take it beyond 7: where a block is that small beside its expert's largest weight, they are rounded up, and
+    only a block of zeros gets the scale 0.
 
     Args:
         weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of 16.
@@ -86,8 +86,8 @@ def quantize(
         if peak > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
             global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
-        wanted = np.clip(block_max / arrays.E2M1_MAX / global_scale[expert], _E4M3_TINY, _E4M3_MAX)
-        scales[expert] = np.where(block_max > 0.0, wanted, np.float32(0.0)).astype(SCALE_DTYPE)
+        wanted = np.minimum(block_max / arrays.E2M1_MAX / global_scale[expert], _E4M3_MAX)
+        scales[expert] = arrays.rounded_scales(wanted, block_max / arrays.E2M1_END / global_scale[expert], SCALE_DTYPE)
         steps = scales[expert].astype(np.float32) * global_scale[expert]
         with np.errstate(divide="ignore", invalid="ignore"):
             codes = np.where(steps[..., None] > 0.0, blocks / steps[..., None], np.float32(0.0))

@@ -120,6 +120,38 @@ def test_scales_at_their_limits(symmetric: bool) -> None:
     np.testing.assert_array_equal(integers.dequantize(layer), weights[:, 1:])
 
 
+@settings(max_examples=100)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(((np.float16, 1e-7, 1e-4), (ml_dtypes.bfloat16, 1e-40, 1e-1), (np.float32, 1e-44, 1e-36))),
+    st.floats(0.0, 1.0),
+    st.sampled_from(FORMATS),
+    st.booleans(),
+)
+def test_no_scale_is_rounded_so_low_that_weights_are_cut_off(
+    seed: int, numbers: tuple[Any, float, float], place: float, weight_format: Format, symmetric: bool
+) -> None:
+    """Of subnormal numbers, the nearest may be a third below the scale that is wanted; bfloat16 has but eight bits."""
+    dtype, low, high = numbers
+    spread = low ** (1.0 - place) * high**place
+    weights = (np.random.default_rng(seed).normal(size=(2, 3, 64)) * spread).astype(dtype)
+    layer = integers.quantize(weights, weight_format, 16, symmetric=symmetric)
+    exact = weights.astype(np.float64)
+    error = np.abs(integers.dequantize(layer, np.float64) - exact).reshape(2, 3, 4, 16)
+    assert (error <= 1.0001 * layer.scales.astype(np.float64)[..., None]).all()
+    if symmetric:
+        assert (error <= 0.5001 * layer.scales.astype(np.float64)[..., None]).all()
+
+
+def test_the_largest_of_tiny_float16_weights_is_kept() -> None:
+    weights = np.linspace(-1.1e-5, 1.1e-5, 16).astype(np.float16).reshape(1, 1, 16)
+    layer = integers.quantize(weights, "int8", 16)
+    assert layer.scales.astype(np.float64).item() == 2.0 * 2.0**-24  # 1.45 of them are wanted
+    np.testing.assert_allclose(
+        integers.dequantize(layer)[0, 0, [0, -1]], weights[0, 0, [0, -1]].astype(np.float32), rtol=0.01
+    )
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -66,6 +66,18 @@ def test_a_block_of_tiny_weights_beside_a_large_one_is_not_lost() -> None:
     np.testing.assert_array_equal(nvfp4.dequantize(nvfp4.quantize(weights)), weights)
 
 
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.floats(1e-7, 1e-3))
+def test_no_subnormal_scale_cuts_off_the_largest_weight_of_a_block(seed: int, small: float) -> None:
+    """Beside a weight so large the scales of all other blocks are subnormal, or nearly so."""
+    weights = random_weights((1, 8, 64), seed) * np.float32(small)
+    weights[0, 0, 0] = 1.0
+    layer = nvfp4.quantize(weights)
+    error = np.abs(nvfp4.dequantize(layer, np.float64) - weights).reshape(1, 8, 4, 16)
+    steps = layer.scales.astype(np.float64) * layer.global_scale[0].astype(np.float64)
+    assert (error <= 1.0001 * steps[..., None]).all()  # half of what lies between 4 and 6
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 32), (2, 0, 32), (2, 4, 0)])
 def test_layers_of_no_size(shape: tuple[int, int, int]) -> None:
     layer = nvfp4.quantize(np.zeros(shape, np.float32))
