@@ -103,7 +103,13 @@ def check_product(weight_format: str, dtype: npt.DTypeLike) -> None:
 
 
 def check_part(
-    weight_format: str, what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...], letters: str
+    weight_format: str,
+    what: str,
+    array: npt.NDArray[Any],
+    dtype: npt.DTypeLike,
+    shape: tuple[int, ...],
+    letters: str,
+    beside: str,
 ) -> None:
     """Checks one part of a layer.
 
@@ -114,27 +120,15 @@ def check_part(
         dtype: What it must be.
         shape: What it must have.
         letters: The shape in the letters of the docs.
+        beside: The part that says so and may as well be the wrong one, as in `scales of shape (4, 32, 2)`.
 
     Raises:
         ValueError: It has another type or shape.
     """
     if array.dtype != np.dtype(dtype) or array.shape != shape:
         raise ValueError(
-            f"{weight_format}: {what} must be {np.dtype(dtype)} of shape {letters} = {shape}, but came as "
-            f"{array.dtype} of shape {array.shape}"
-        )
-
-
-def check_global_scale(weight_format: str, name: str, scale: npt.NDArray[Any], experts: int) -> None:
-    """Checks the scales of experts.
-
-    Raises:
-        ValueError: They are not float32 (E).
-    """
-    if scale.dtype != np.float32 or scale.shape != (experts,):
-        raise ValueError(
-            f"{weight_format}: the global scale of '{name}' must be float32 of shape ({experts},), but is "
-            f"{scale.dtype} of shape {scale.shape}"
+            f"{weight_format}: {what} must be {np.dtype(dtype)} of shape {letters} = {shape} to go with {beside}, but "
+            f"came as {array.dtype} of shape {array.shape}"
         )
 
 
@@ -169,8 +163,10 @@ def check_e2m1_layer(
     """
     weights, scales, global_scale = parts
     experts, rows, blocks = check_block_scales(weight_format, name, scales, dtype, block)
-    check_part(weight_format, f"'{name}'", weights, np.uint8, (experts, rows, blocks * block // 2), "(E, N, D / 2)")
-    check_global_scale(weight_format, name, global_scale, experts)
+    shape, beside = (experts, rows, blocks * block // 2), f"scales of shape {scales.shape}"
+    check_part(weight_format, f"'{name}'", weights, np.uint8, shape, "(E, N, D / 2)", beside)
+    what = f"the global scale of '{name}'"
+    check_part(weight_format, what, global_scale, np.float32, (experts,), "(E)", beside)
 
 
 def check_declared(

@@ -201,7 +201,8 @@ def check(layer: Fp8, name: str = "weights") -> None:
         )
     experts, rows, depth = weights.shape
     expected, letters = (experts, -(-rows // b), -(-depth // b)), f"(E, ceil(N / {b}), ceil(D / {b}))"
-    checks.check_part("fp8", f"the scales of '{name}'", layer.scales, np.float32, expected, letters)
+    beside = f"weights of shape {weights.shape}"
+    checks.check_part("fp8", f"the scales of '{name}'", layer.scales, np.float32, expected, letters, beside)
 
 
 def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block_size: int) -> npt.NDArray[Any]:

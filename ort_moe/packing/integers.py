@@ -159,12 +159,13 @@ def from_qmoe(
     """
     _check_arguments(weight_format, block_size)
     if scales.ndim == 2:
-        if weights.ndim != 3:
+        if weights.ndim != 3 or weights.shape[:2] != scales.shape:
             raise ValueError(
-                f"{weight_format}: '{name}' must have shape (E, N, {_width(weight_format)}), but has {weights.shape}"
+                f"{weight_format}: '{name}' must have shape (E, N, {_width(weight_format)}) to go with scales of shape "
+                f"{scales.shape}, but has {weights.shape}"
             )
-        experts, rows = scales.shape
-        depth = weights.shape[-1] * 8 // _bits(weight_format)
+        experts, rows, width = weights.shape
+        depth = width * 8 // _bits(weight_format)
         checks.check_depth(weight_format, name, depth, block_size)
         count = depth // block_size
         if zero_points is not None:
@@ -176,6 +177,7 @@ def from_qmoe(
                 np.uint8,
                 (experts, packed_rows),
                 "(E, N)" if weight_format == "int8" else "(E, ceil(N / 2))",
+                f"scales of shape {scales.shape}",
             )
             zeros = _unpack(weight_format, zero_points)[:, :rows, None]
             zero_points = _pack(weight_format, np.repeat(zeros, count, axis=-1))
@@ -247,12 +249,12 @@ def check(layer: Integers, name: str = "weights") -> None:
     bits = _bits(weight_format)
     experts, rows, count = scales.shape
     expected = (experts, rows, count * layer.block_size * bits // 8)
-    letters = f"(E, N, {_width(weight_format)})"
-    checks.check_part(weight_format, f"'{name}'", layer.weights, np.uint8, expected, letters)
+    letters, beside = f"(E, N, {_width(weight_format)})", f"scales of shape {scales.shape}"
+    checks.check_part(weight_format, f"'{name}'", layer.weights, np.uint8, expected, letters, beside)
     if layer.zero_points is not None:
         expected = (experts, rows, -(-count * bits // 8))
         what, letters = f"the zero points of '{name}'", f"(E, N, ceil(D / {layer.block_size} * {bits} / 8))"
-        checks.check_part(weight_format, what, layer.zero_points, np.uint8, expected, letters)
+        checks.check_part(weight_format, what, layer.zero_points, np.uint8, expected, letters, beside)
 
 
 def _check_arguments(weight_format: str, block_size: int) -> None:

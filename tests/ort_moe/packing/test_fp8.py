@@ -128,7 +128,8 @@ LAYER = fp8.quantize(random_weights((2, 20, 40)), 16)
         ),
         (
             lambda: fp8.check(LAYER._replace(block_size=32)),
-            r"the scales of 'weights' must be float32 .* = \(2, 1, 2\), but came as float32 of shape \(2, 2, 3\)",
+            r"the scales of 'weights' must be float32 .* = \(2, 1, 2\) to go with weights of shape \(2, 20, 40\), "
+            r"but came as float32 of shape \(2, 2, 3\)",
         ),
         (lambda: fp8.from_qmoe(LAYER.weights, LAYER.scales.astype(np.float64), 16), "but came as float64"),
         (

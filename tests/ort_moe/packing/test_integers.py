@@ -242,7 +242,8 @@ QMOE = integers.to_qmoe(LAYER)
         (lambda: integers.dequantize(LAYER, np.int32), "dtype must be float32 or float64, but is int32"),
         (
             lambda: integers.check(LAYER._replace(weights=LAYER.weights[..., :8]), "fc1"),
-            r"'fc1' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\), but came as uint8 of shape \(2, 4, 8\)",
+            r"'fc1' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\) to go with scales of shape \(2, 4, 3\), "
+            r"but came as uint8 of shape \(2, 4, 8\)",
         ),
         (lambda: integers.check(LAYER._replace(weight_format="int8")), r"\(E, N, D\) = \(2, 4, 96\)"),
         (lambda: integers.check(LAYER._replace(block_size=64)), r"\(E, N, D / 2\) = \(2, 4, 96\)"),
@@ -253,15 +254,20 @@ QMOE = integers.to_qmoe(LAYER)
         (lambda: integers.check(LAYER._replace(scales=LAYER.scales.astype(np.float64))), "scales .* but are float64"),
         (
             lambda: integers.check(LAYER._replace(zero_points=np.zeros((2, 4, 3), np.uint8))),
-            r"the zero points of 'weights' must be uint8 .* = \(2, 4, 2\), but came as uint8 of shape \(2, 4, 3\)",
+            r"the zero points of 'weights' must be uint8 .* = \(2, 4, 2\) to go with scales of shape \(2, 4, 3\), "
+            r"but came as uint8 of shape \(2, 4, 3\)",
         ),
         (
             lambda: integers.from_qmoe(QMOE[0].reshape(2, 96, 2), QMOE[1], QMOE[2], "int4", 32, "fc2"),
-            r"'fc2' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\), but came as uint8 of shape \(2, 96, 2\)",
+            r"'fc2' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 48\) .* came as uint8 of shape \(2, 96, 2\)",
         ),
         (
             lambda: integers.from_qmoe(QMOE[0], QMOE[1][..., 0], QMOE[2], "int4", 32),
-            r"the zero points of 'weights' must be uint8 of shape \(E, ceil\(N / 2\)\) = \(2, 2\)",
+            r"the zero points of 'weights' must be uint8 of shape \(E, ceil\(N / 2\)\) = \(2, 2\) to go with scales of",
+        ),
+        (
+            lambda: integers.from_qmoe(QMOE[0], QMOE[1][:, :3, 0], None, "int4", 32),
+            r"'weights' must have shape \(E, N, D / 2\) to go with scales of shape \(2, 3\), but has \(2, 4, 48\)",
         ),
         (
             lambda: integers.stack_rows([LAYER, LAYER._replace(zero_points=None)]),

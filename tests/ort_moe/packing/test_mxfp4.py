@@ -121,13 +121,17 @@ LAYER = mxfp4.quantize(random_weights((2, 4, 64)))
         (lambda: mxfp4.dequantize(LAYER, np.float16), "dtype must be float32 or float64, but is float16"),
         (
             lambda: mxfp4.check(LAYER._replace(weights=LAYER.weights[..., :8]), "fc2"),
-            r"'fc2' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 32\), but came as uint8 of shape \(2, 4, 8\)",
+            r"'fc2' must be uint8 of shape \(E, N, D / 2\) = \(2, 4, 32\) to go with scales of shape \(2, 4, 2\), "
+            r"but came as uint8 of shape \(2, 4, 8\)",
         ),
         (
             lambda: mxfp4.check(LAYER._replace(scales=LAYER.scales.view(np.int8))),
             "the scales of 'weights' must be uint8 .* but are int8",
         ),
-        (lambda: mxfp4.check(LAYER._replace(global_scale=np.ones(3, np.float32))), r"global scale of .* shape \(2,\)"),
+        (
+            lambda: mxfp4.check(LAYER._replace(global_scale=np.ones(3, np.float32))),
+            r"global scale of .* \(2,\) to go with scales of",
+        ),
         (lambda: mxfp4.from_qmoe(*LAYER, packed_along="N"), r"of a QMoE must be uint8 of shape .* = \(2, 64, 2\)"),
         (lambda: mxfp4.from_qmoe(*LAYER, packed_along=cast(Any, "n")), "packed_along must be 'K' or 'N', but is 'n'"),
         (lambda: mxfp4.to_qmoe(mxfp4.quantize(np.ones((1, 3, 32), np.float32)), "N"), "N must be even, but is 3"),

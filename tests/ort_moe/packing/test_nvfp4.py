@@ -142,11 +142,18 @@ LAYER = nvfp4.quantize(random_weights((2, 4, 32)))
             lambda: nvfp4.check(LAYER._replace(scales=LAYER.scales.view(np.uint8))),
             "scales of 'weights' must be float8_e4m3fn",
         ),
-        (lambda: nvfp4.check(LAYER._replace(global_scale=np.ones(3, np.float32))), r"global scale of .* shape \(2,\)"),
+        (
+            lambda: nvfp4.check(LAYER._replace(global_scale=np.ones(3, np.float32))),
+            r"global scale of .* shape \(E\) = \(2,\) to go with scales of shape \(2, 4, 2\), but came as float32 of",
+        ),
         (lambda: nvfp4.from_qmoe(*LAYER, packed_along="K"), r"of a QMoE must be uint8 of shape .* = \(2, 32, 2\)"),
         (
             lambda: nvfp4.from_modelopt(LAYER.weights, LAYER.scales[:1], LAYER.global_scale, "fc2"),
             "'fc2' must be uint8",
+        ),
+        (
+            lambda: nvfp4.from_modelopt(np.zeros((2, 4, 32), np.uint8), LAYER.scales, LAYER.global_scale),
+            r"= \(2, 4, 16\) to go with scales of shape \(2, 4, 2\), but came as uint8 of shape \(2, 4, 32\)",
         ),
         (lambda: nvfp4.to_qmoe(nvfp4.quantize(np.ones((1, 3, 16), np.float32)), "N"), "N must be even, but is 3"),
         # Packed weights taken for float ones, and words that differ in a letter: each would give other weights.
