@@ -56,12 +56,28 @@ def _shown(value: object) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
+def check_array(weight_format: str, what: str, array: object) -> None:
+    """Checks that an argument has a type and a shape.
+
+    Args:
+        weight_format: The format, for the error.
+        what: The argument, as in `the scales of 'weights'`.
+        array: The argument.
+
+    Raises:
+        ValueError: It is a list or anything else that is no array of NumPy's.
+    """
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise ValueError(f"{weight_format}: {what} must be a NumPy array, but came as {type(array).__name__}")
+
+
 def check_floats(weight_format: str, name: str, weights: npt.NDArray[Any]) -> tuple[int, int, int]:
     """The shape (E, N, D) of float weights.
 
     Raises:
         ValueError: They are no floats, or of another rank.
     """
+    check_array(weight_format, f"'{name}'", weights)
     if weights.dtype not in FLOATS:
         raise ValueError(f"{weight_format}: '{name}' must be {alternatives(FLOATS)}, but is {weights.dtype}")
     if weights.ndim != 3:
@@ -125,6 +141,7 @@ def check_part(
     Raises:
         ValueError: It has another type or shape.
     """
+    check_array(weight_format, what, array)
     if array.dtype != np.dtype(dtype) or array.shape != shape:
         raise ValueError(
             f"{weight_format}: {what} must be {np.dtype(dtype)} of shape {letters} = {shape} to go with {beside}, but "
@@ -140,6 +157,7 @@ def check_block_scales(
     Raises:
         ValueError: They are of another type or rank.
     """
+    check_array(weight_format, f"the scales of '{name}'", scales)
     if scales.dtype != dtype or scales.ndim != 3:
         raise ValueError(
             f"{weight_format}: the scales of '{name}' must be {np.dtype(dtype)} of shape (E, N, D / {block}), but are "
@@ -177,6 +195,7 @@ def check_declared(
     Raises:
         ValueError: They are of another type or shape, or N is odd.
     """
+    check_array(weight_format, f"'{name}'", weights)
     experts, rows, blocks = scales
     declared = (experts, blocks * block, rows // 2)
     if weights.dtype != np.uint8 or weights.shape != declared or rows % 2:

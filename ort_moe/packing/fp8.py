@@ -114,6 +114,8 @@ def from_checkpoint(
         ValueError: They have other types or shapes.
     """
     checks.check_block_size("fp8", block_size, BLOCK_SIZES)
+    checks.check_array("fp8", f"'{name}'", weights)
+    checks.check_array("fp8", f"the scales of '{name}'", scales)
     stacked = weights[None] if weights.ndim == 2 else weights
     if stacked.dtype == np.uint8:
         stacked = stacked.view(WEIGHT_DTYPE)
@@ -139,6 +141,7 @@ def from_qmoe(weights: npt.NDArray[Any], scales: npt.NDArray[Any], block_size: i
     Raises:
         ValueError: They have other types or shapes.
     """
+    checks.check_array("fp8", f"the scales of '{name}'", scales)
     layer = Fp8(weights, scales.astype(np.float32) if scales.dtype in checks.FLOATS else scales, block_size)
     check(layer, name)
     return layer
@@ -195,6 +198,7 @@ def check(layer: Fp8, name: str = "weights") -> None:
     """
     checks.check_block_size("fp8", layer.block_size, BLOCK_SIZES)
     weights, b = layer.weights, layer.block_size
+    checks.check_array("fp8", f"'{name}'", weights)
     if weights.dtype != WEIGHT_DTYPE or weights.ndim != 3:
         raise ValueError(
             f"fp8: '{name}' must be {WEIGHT_DTYPE} of shape (E, N, D), but is {weights.dtype} of shape {weights.shape}"

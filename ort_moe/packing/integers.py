@@ -71,6 +71,7 @@ def quantize(
             or an argument is none of its choices.
     """
     _check_arguments(weight_format, block_size)
+    checks.check_array(weight_format, f"'{name}'", weights)
     dtype = np.dtype(weights.dtype if scale_dtype is None else scale_dtype)
     experts, rows, depth = checks.check_floats(weight_format, name, weights)
     checks.check_word(weight_format, "scale_dtype", dtype, checks.FLOATS)
@@ -158,7 +159,9 @@ def from_qmoe(
         ValueError: They have other types or shapes, or an argument is none of its choices.
     """
     _check_arguments(weight_format, block_size)
+    checks.check_array(weight_format, f"the scales of '{name}'", scales)
     if scales.ndim == 2:
+        checks.check_array(weight_format, f"'{name}'", weights)
         if weights.ndim != 3 or weights.shape[:2] != scales.shape:
             raise ValueError(
                 f"{weight_format}: '{name}' must have shape (E, N, {_width(weight_format)}) to go with scales of shape "
@@ -241,6 +244,7 @@ def check(layer: Integers, name: str = "weights") -> None:
     """
     weight_format, scales = layer.weight_format, layer.scales
     _check_arguments(weight_format, layer.block_size)
+    checks.check_array(weight_format, f"the scales of '{name}'", scales)
     if scales.dtype not in checks.FLOATS or scales.ndim != 3:
         raise ValueError(
             f"{weight_format}: the scales of '{name}' must be {checks.alternatives(checks.FLOATS)} of shape "

@@ -117,13 +117,14 @@ def from_blocks(
     Raises:
         ValueError: They have other types or shapes.
     """
+    checks.check_array("mxfp4", f"the blocks of '{name}'", blocks)
     if blocks.ndim != 4 or blocks.shape[-1] != BLOCK // 2:
         raise ValueError(
             f"mxfp4: the blocks of '{name}' must have shape (E, N, D / 32, {BLOCK // 2}), but have {blocks.shape}"
         )
     experts, rows, count, _ = blocks.shape
     packed = blocks.reshape(experts, rows, count * BLOCK // 2)
-    layer = Mxfp4(packed, _e8m0_bits(scales), np.ones(experts, np.float32))
+    layer = Mxfp4(packed, _e8m0_bits(scales, name), np.ones(experts, np.float32))
     check(layer, name)
     return layer
 
@@ -149,7 +150,7 @@ def from_qmoe(
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
     checks.check_word("mxfp4", "packed_along", packed_along, _PackedAlong)
-    bits = _e8m0_bits(scales)
+    bits = _e8m0_bits(scales, name)
     shape = checks.check_block_scales("mxfp4", name, bits, np.uint8, BLOCK)
     if packed_along == "N":
         checks.check_declared("mxfp4", name, weights, shape, BLOCK)
@@ -205,5 +206,6 @@ def check(layer: Mxfp4, name: str = "weights") -> None:
     checks.check_e2m1_layer("mxfp4", name, layer, np.uint8, BLOCK)
 
 
-def _e8m0_bits(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _e8m0_bits(scales: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
+    checks.check_array("mxfp4", f"the scales of '{name}'", scales)
     return scales.view(np.uint8) if scales.dtype == ml_dtypes.float8_e8m0fnu else scales

@@ -133,6 +133,8 @@ def from_modelopt(
     Raises:
         ValueError: They have other types or shapes.
     """
+    checks.check_array("nvfp4", f"'{name}'", weights)
+    checks.check_array("nvfp4", f"the scales of '{name}'", scales)
     stacked = weights[None] if weights.ndim == 2 else weights
     if scales.dtype == np.uint8:
         scales = scales.view(SCALE_DTYPE)

@@ -214,6 +214,7 @@ def pack_expert(
     Raises:
         ValueError: The weights are not finite, or their scales do not fit into `dtype`.
     """
+    checks.check_array(packing.weight_format, f"'{name}'", matrix)
     rows, depth = matrix.shape
     least = packing.block_size if packing.weight_format == "fp8" else 1  # no square of fp8 is cut
     step = max(least, _PIECE // max(depth, 1) // least * least)
