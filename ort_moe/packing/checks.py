@@ -221,8 +221,13 @@ def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layou
             )
 
 
-def check_one_global_scale(weight_format: str, scales: Sequence[npt.NDArray[np.float32]]) -> None:
+def check_one_global_scale(weight_format: str, scales: Sequence[npt.NDArray[np.float32]], remedy: str) -> None:
     """Checks that the global scales of layers to be stacked are the same.
+
+    Args:
+        weight_format: The format, for the error.
+        scales: Of each layer, (E).
+        remedy: What to do where they are not, a clause.
 
     Raises:
         ValueError: They differ: one of the layers would have to be rounded anew.
@@ -232,5 +237,5 @@ def check_one_global_scale(weight_format: str, scales: Sequence[npt.NDArray[np.f
             expert = int(np.nonzero(scale != scales[0])[0][0])
             raise ValueError(
                 f"{weight_format}: layers to be stacked must have one global scale for an expert, but expert {expert} "
-                f"has {scales[0][expert]} and {scale[expert]}"
+                f"has {scales[0][expert]} and {scale[expert]}: {remedy}"
             )

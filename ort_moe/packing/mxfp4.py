@@ -189,7 +189,8 @@ def stack_rows(layers: Sequence[Mxfp4], layout: checks.Layout = "concat") -> Mxf
     for layer in layers:
         check(layer)
     checks.check_stackable("mxfp4", [layer.weights.shape for layer in layers], layout)
-    checks.check_one_global_scale("mxfp4", [layer.global_scale for layer in layers])
+    remedy = "dequantize and quantize each, which makes it 1"
+    checks.check_one_global_scale("mxfp4", [layer.global_scale for layer in layers], remedy)
     return Mxfp4(
         arrays.stack_rows([layer.weights for layer in layers], layout),
         arrays.stack_rows([layer.scales for layer in layers], layout),

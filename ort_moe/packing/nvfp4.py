@@ -211,7 +211,8 @@ def stack_rows(layers: Sequence[Nvfp4], layout: checks.Layout = "concat") -> Nvf
     for layer in layers:
         check(layer)
     checks.check_stackable("nvfp4", [layer.weights.shape for layer in layers], layout)
-    checks.check_one_global_scale("nvfp4", [layer.global_scale for layer in layers])
+    remedy = "quantize each with `largest`, the largest magnitude of all of them for each expert"
+    checks.check_one_global_scale("nvfp4", [layer.global_scale for layer in layers], remedy)
     return Nvfp4(
         arrays.stack_rows([layer.weights for layer in layers], layout),
         arrays.stack_rows([layer.scales for layer in layers], layout),

@@ -142,7 +142,7 @@ LAYER = mxfp4.quantize(random_weights((2, 4, 64)))
         (lambda: mxfp4.stack_rows([LAYER, mxfp4.quantize(np.ones((2, 5, 64), np.float32))]), "must have one shape"),
         (
             lambda: mxfp4.stack_rows([LAYER, LAYER._replace(global_scale=np.array([1, 2], np.float32))]),
-            "one global scale for an expert, but expert 1 has 1.0 and 2.0",
+            "expert 1 has 1.0 and 2.0: dequantize and quantize each, which makes it 1",
         ),
         (lambda: mxfp4.stack_rows([]), "there must be a layer to be stacked, but there is none"),
     ],

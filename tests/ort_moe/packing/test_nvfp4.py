@@ -121,6 +121,19 @@ def test_gate_and_value_become_one_layer(layout: Literal["concat", "interleaved"
         nvfp4.stack_rows([gate, both])
 
 
+def test_layers_quantized_with_one_largest_can_be_stacked() -> None:
+    """As the refusal says, and as if they had been one from the beginning."""
+    gate, value = random_weights((2, 3, 32), 0), 3.0 * random_weights((2, 3, 32), 1)
+    with pytest.raises(
+        ValueError, match=r"expert 0 has [\d.e-]+ and [\d.e-]+: quantize each with `largest`, the largest"
+    ):
+        nvfp4.stack_rows([nvfp4.quantize(gate), nvfp4.quantize(value)])
+    largest = np.maximum(np.abs(gate).max((1, 2)), np.abs(value).max((1, 2)))
+    stacked = nvfp4.stack_rows([nvfp4.quantize(layer, largest=largest) for layer in (gate, value)])
+    for got, expected in zip(stacked, nvfp4.quantize(np.concatenate([gate, value], axis=1)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 LAYER = nvfp4.quantize(random_weights((2, 4, 32)))
 
 
