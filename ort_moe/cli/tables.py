@@ -57,6 +57,7 @@ def _print_op(op: Op) -> None:
 
     show(Text(f"{DOMAIN}::{op.name}, version {VERSION}\n", style="bold"))
     show(Markdown(op.doc))
+    show(Text())
     for title, tensors in (("Inputs", op.inputs), ("Outputs", op.outputs)):
         listing = table("name", "types", "shape", "", prose=("types", ""), title=title)
         for tensor in tensors:

@@ -87,6 +87,8 @@ def test_ops(ort_moe: Command) -> None:
         page = ort_moe("ops", op.name).out
         assert all(attribute.name in page for attribute in op.attributes)
         assert all(t.shape in page for t in op.outputs)  # no markup has eaten a shape
+        assert "\n\nInputs\n" in page
+        assert "\n\n\nInputs\n" not in page
 
 
 def test_rules(ort_moe: Command) -> None:
