@@ -187,7 +187,8 @@ class Report(Printable):
         before, after = self.operators_before, self.operators_after
         change = {name: after.get(name, 0) - before.get(name, 0) for name in sorted({*before, *after})}
         changed = [f"{name} {by:+}" for name, by in sorted(change.items(), key=lambda row: -row[1]) if by]
-        return f"nodes: {sum(before.values())} before, {sum(after.values())} after ({', '.join(changed)})"
+        which = f" ({', '.join(changed)})" if changed else ""  # none where weights alone were packed
+        return f"nodes: {sum(before.values())} before, {sum(after.values())} after{which}"
 
 
 @dataclass(frozen=True)

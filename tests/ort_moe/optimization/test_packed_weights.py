@@ -108,6 +108,7 @@ def test_already_optimised(source: Path) -> None:
     optimize(source, dense)
     report = optimize(dense, packed, weights="int8", block_size=64)
     assert report.matched
+    assert re.search(r"^nodes: (\d+) before, \1 after$", str(report), re.MULTILINE)
     assert len(report.conversions) == 2
     again_verified = ort_moe.verify(packed, packed)
     assert (again_verified.measure, again_verified.tolerance) == ("largest", TOLERANCES["float16"].outputs)
