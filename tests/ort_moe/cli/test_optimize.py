@@ -39,6 +39,15 @@ def test_done(ort_moe: Command, source: Path) -> None:
     assert output.exists()
 
 
+def test_weights_too_small_for_their_format_stay(ort_moe: Command, tmp_path: Path) -> None:
+    """As README.md and docs/models.md say of the sample models."""
+    model, output = models.fixtures.get("mixtral_block_dynamo_fp32").path, tmp_path / "out.onnx"
+    outcome = ort_moe("optimize", model, "-o", output, "--weights", "nvfp4")
+    assert outcome.code == 0
+    assert "weights not packed: the inner size must be a multiple of 16, but is 8; fp8 takes any size" in outcome.out
+    assert output.exists()
+
+
 def test_weights(ort_moe: Command, tmp_path: Path) -> None:
     model, output = models.fixtures.get("mixtral_block_dynamo_fp32").path, tmp_path / "out.onnx"
     outcome = ort_moe("optimize", model, "-o", output, "--weights", "fp8", "--block-size", "16")
