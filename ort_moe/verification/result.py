@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ort_moe.printing.printable import Printable, table
 from ort_moe.verification.sample_inputs import Shape
 from ort_moe.verification.site import SiteCheck, Status
+from ort_moe.verification.tolerance import told
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -134,7 +135,7 @@ class Verification(Printable):
         routed = f"{nodes} on the original's own values, " if self.sites else ""
         return (
             f"verified: {routed}outputs at {', '.join(str(check.shape) for check in shapes)} "
-            f"within {difference:.1e} of {self._of} (allowed {self.tolerance:{'g' if self._packed else '.0e'}})"
+            f"within {difference:.1e} of {self._of} (allowed {told(self.tolerance)})"
             f"{'; not compared: ' if others else ''}{', '.join(others)}"
             f"{''.join(f'; {note}' for note in self.notes[2:])}"
         )
@@ -166,7 +167,7 @@ class Verification(Printable):
             parts.append(self._sites_table())
         if self.shapes:
             parts.append(self._shapes_table())
-            allowed = f"allowed end to end: {self.tolerance:.0e}"
+            allowed = f"allowed end to end: {told(self.tolerance)}"
             if self._packed:
                 allowed = (
                     f"end to end, to {self._of}; {allowed}; weights were packed: experts are held against what those "

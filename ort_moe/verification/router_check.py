@@ -28,6 +28,7 @@ from ort_moe.verification.tolerance import (
     coarsest,
     favoured,
     relative_difference,
+    told,
 )
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def compare_routing(
         differs = difference * by_row[row] / by_row.max() if finite else difference
         if differs > allowed[row]:
             detail = (
-                f"weights differ by {differs:.1e} of the largest (allowed {allowed[row]:.0e}), most in row {row}: "
+                f"weights differ by {differs:.1e} of the largest (allowed {told(allowed[row])}), most in row {row}: "
                 f"{_numbers(own_weights[row])}, the original {_numbers(weights[row])}"
             )
     return SiteCheck("", "failed" if detail else "passed", len(logits), ties, difference, detail)

@@ -63,6 +63,11 @@ def coarseness(logits: Floats) -> Floats:
     return factor
 
 
+def told(limit: float) -> str:
+    """A limit as sentences and tables write it."""
+    return f"{limit:.2g}" if limit >= 0.1 else f"{limit:.0e}"
+
+
 def as_rows(array: Any) -> Any:
     """An array (..., N) as rows (R, N)."""
     return array.reshape(-1, array.shape[-1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ort_moe.verification.router_check import compare_routing
-from ort_moe.verification.tolerance import TOLERANCES, by_expert, coarsest, favoured, relative_difference
+from ort_moe.verification.tolerance import TOLERANCES, by_expert, coarsest, favoured, relative_difference, told
 
 NAN, INF = np.nan, np.inf
 
@@ -75,3 +75,10 @@ def test_weights_of_large_logits(dtype: str, magnitude: float) -> None:
 
     assert check(routing(exact)) == "passed"
     assert check(routing(exact, factor=0.5)) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [(5e-6, "5e-06"), (6e-2, "6e-02"), (0.18, "0.18"), (0.7, "0.7"), (1.2, "1.2")]
+)
+def test_a_limit_is_told_as_it_is(limit: float, words: str) -> None:
+    assert told(limit) == words
