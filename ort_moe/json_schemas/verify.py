@@ -31,7 +31,10 @@ VERIFICATION_KEYS = {
                 "near_ties": count("Of these, rows whose experts are too close to tell apart and that differ by it."),
                 "difference": DIFFERENCE,
                 "change": or_null(
-                    number("What packed weights make of the rows of the original's experts, by norm, relative."),
+                    number(
+                        "What packed weights make of the rows of the original's experts, by norm, relative; its limit "
+                        "is a coarse one, for a format bounds the error of each weight, but not that of rows."
+                    ),
                     "not packed, or not finite",
                 ),
                 "detail": text("Why it failed or was skipped."),

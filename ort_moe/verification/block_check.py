@@ -7,20 +7,23 @@ nodes between values of the original, alone, on the original's own values.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.graphs.node_kinds import is_contrib_moe
-from ort_moe.verification.packed_reference import from_original, is_converted
+from ort_moe.verification.packed_reference import is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
-from ort_moe.verification.site import MOST_ROWS_BY_BODY, SiteCheck, has_body, names_in
-from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, near_tied
+from ort_moe.verification.site import MOST_ROWS_BY_BODY, RUNS_NOWHERE, SiteCheck, has_body, names_in
+from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, near_tied, told
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
 
 WHAT = "contrib block"
+
+_BY_BODIES = "their function bodies"
 
 _MOST_NODES = 64
 """Nodes that stand for a contrib node: a router before it grew, and its experts, take a dozen."""
@@ -37,7 +40,9 @@ class BlockSite:
         returned: Name of what they return, in both models.
         ranked: Name of the logits that the contrib node ranks, in the original.
         k: Choices of a token.
-        tolerance: What may differ.
+        tolerance: What may differ, with the same weights.
+        contrib: Name of what the contrib node returns.
+        packed: Of the nodes, the FusedExperts whose weights were packed, and the contrib node's are not.
     """
 
     name: str
@@ -47,6 +52,8 @@ class BlockSite:
     ranked: str
     k: int
     tolerance: Tolerance
+    contrib: str
+    packed: tuple[ir.Node, ...] = ()
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -104,10 +111,6 @@ def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> 
     if result is None or not nodes or ranked is None:
         return None
     k = contrib.attributes.get_int("k", 1) or 1
-    tolerance = contrib_tolerance([contrib])
-    packed = [from_original(node) for node in nodes if is_converted(node)]
-    if packed:
-        tolerance = replace(tolerance, experts=max(packed))
     return BlockSite(
         contrib.name or result.name or "",
         nodes,
@@ -115,7 +118,9 @@ def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> 
         result.name or "",
         ranked.name or "",
         k,
-        tolerance,
+        contrib_tolerance([contrib]),
+        contrib.outputs[0].name or "",
+        tuple(node for node in nodes if is_converted(node)),
     )
 
 
@@ -163,62 +168,73 @@ def check_block(
         optimized: Where the nodes and their function bodies are taken from.
         libraries: For each, the nodes run: True by our kernels, False by their function bodies, if they have them.
     """
-    from ort_moe.ops import DOMAIN
-
-    ours = [node for node in site.nodes if node.domain == DOMAIN]
-    ways = {True: "our kernels", False: "their function bodies"}
-    rows, ties, largest, ran = 0, 0, 0.0, False
-    for with_library in libraries if ours else (False,):
-        if not with_library and not all(has_body(node, optimized.model) for node in ours):
-            continue
-        how = ways[with_library] if ours else "ONNX Runtime's own kernel"
-        rows, ties, ran = 0, 0, True
+    ways = ways_of(site.nodes, optimized.model, libraries)
+    if not ways:
+        return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE, what=WHAT)
+    rows, ties, largest = 0, 0, 0.0
+    for with_library, how in ways.items():
+        rows, ties = 0, 0
         run: Run | None = None
         for values in captured:
-            most = None if with_library or not ours else MOST_ROWS_BY_BODY
-            feeds, expected, tied = _call(site, values, most)
+            most = MOST_ROWS_BY_BODY if how == _BY_BODIES else None
+            feeds, expected, tied = call(site, values, most)
             try:
-                run = run or _run_alone(site, feeds, expected, optimized, with_library)
+                returned = {site.returned: expected.dtype}
+                run = run or run_nodes(site.name, site.nodes, returned, feeds, optimized, with_library)
                 got = run(feeds)[site.returned]
             except ModelError as error:
                 return SiteCheck(site.name, "failed", rows, ties, largest, f"by {how}: {error}", WHAT)
-            difference, near = _difference(got, expected, tied, site.tolerance.experts)
-            largest, rows, ties = max(largest, difference), rows + len(tied), ties + near
+            difference, other = difference_of_rows(got, expected, tied, site.tolerance.experts)
+            largest, rows, ties = max(largest, difference), rows + len(tied), ties + int(other.sum())
             if difference > site.tolerance.experts:
                 detail = (
                     f"by {how}: rows differ by {difference:.1e} of the largest magnitude "
-                    f"(allowed {site.tolerance.experts:.0e})"
+                    f"(allowed {told(site.tolerance.experts)})"
                 )
                 return SiteCheck(site.name, "failed", rows, ties, difference, detail, WHAT)
         if rows and ties == rows:
             detail = f"by {how}: each row is near a tie and comes out otherwise"
             return SiteCheck(site.name, "skipped", rows, ties, detail=detail, what=WHAT)
-    if not ran:
-        return SiteCheck(
-            site.name, "skipped", detail="it has no function body, and our library is not there", what=WHAT
-        )
     return SiteCheck(site.name, "passed", rows, ties, largest, "", WHAT)
 
 
-def _difference(got: Any, expected: Any, tied: Any, tolerance: float) -> tuple[float, int]:
-    """Largest difference of rows that are not near a tie, and how many of the others differ."""
+def ways_of(nodes: Sequence[ir.Node], model: ir.Model, libraries: Sequence[bool]) -> dict[bool, str]:
+    """Of the ways to run our nodes that are asked for, those that all of them have, in words.
+
+    Args:
+        nodes: Of the model; where none is ours, they run without our library.
+        model: Which holds the function bodies.
+        libraries: True: by our kernels; False: by their function bodies.
+    """
+    from ort_moe.ops import DOMAIN
+
+    ours = [node for node in nodes if node.domain == DOMAIN]
+    if not ours:
+        return {False: "ONNX Runtime's own kernel"}
+    words = {True: "our kernels", False: _BY_BODIES}
+    with_bodies = all(has_body(node, model) for node in ours)
+    return {with_library: words[with_library] for with_library in libraries if with_library or with_bodies}
+
+
+def difference_of_rows(got: Any, expected: Any, tied: Any, tolerance: float) -> tuple[float, Any]:
+    """Largest difference of rows that are not near a tie, and which of the others differ."""
     import numpy as np
 
     a, b = (array.reshape(len(tied), -1).astype(np.float64) for array in (got, expected))
     if a.shape != b.shape:
-        return float("inf"), 0
+        return float("inf"), np.zeros_like(tied)
     if not a.size:
-        return 0.0, 0
+        return 0.0, np.zeros_like(tied)
     finite = np.isfinite(b)
     scale = float(np.abs(b[finite]).max()) if finite.any() else 0.0
     with np.errstate(invalid="ignore"):
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)) / (scale or 1.0)
     by_row = np.nan_to_num(apart, nan=np.inf).max(axis=-1)
     other = tied & (by_row > tolerance)
-    return float(by_row[~other].max(initial=0.0)), int(other.sum())
+    return float(by_row[~other].max(initial=0.0)), other
 
 
-def _call(site: BlockSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any, Any]:
+def call(site: BlockSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any, Any]:
     """What the nodes are fed, what they should return, and which rows are near a tie.
 
     No more rows than `most`, where every value has as many rows: the first axes are tokens.
@@ -241,16 +257,28 @@ def _call(site: BlockSite, values: Mapping[str, Any], most: int | None) -> tuple
     return {name: np.ascontiguousarray(array) for name, array in feeds.items()}, expected, tied
 
 
-def _run_alone(
-    site: BlockSite, feeds: Mapping[str, Any], expected: Any, optimized: RunnableModel, with_library: bool
+def run_nodes(
+    name: str,
+    alone: Sequence[ir.Node],
+    returned: Mapping[str, np.dtype[Any]],
+    feeds: Mapping[str, Any],
+    optimized: RunnableModel,
+    with_library: bool,
 ) -> Run:
-    """A session of a model that holds the nodes, their constants and functions, and nothing else."""
+    """A session of a model that holds the nodes, their constants and functions, and nothing else.
+
+    Args:
+        name: How the user finds them.
+        alone: Nodes of the optimised model, in order.
+        returned: NumPy type of each value that they return, by its name.
+        feeds: What they are fed.
+        optimized: Where the nodes, their constants and their functions are taken from.
+        with_library: Whether they run by our kernels; else by their function bodies.
+    """
     import onnx_ir as ir
 
     model = optimized.model
-    inputs = {
-        name: ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(a.dtype))) for name, a in feeds.items()
-    }
+    inputs = {fed: ir.Value(name=fed, type=ir.TensorType(ir.DataType.from_numpy(a.dtype))) for fed, a in feeds.items()}
     values: dict[ir.Value, ir.Value] = {}
     nodes: list[ir.Node] = []
     constants: list[ir.Value] = []
@@ -263,7 +291,7 @@ def _run_alone(
             constants.append(values[value])
         return values[value] if value in values else inputs[value.name or ""]
 
-    for node in site.nodes:
+    for node in alone:
         copy = ir.Node(
             node.domain,
             node.op_type,
@@ -275,13 +303,14 @@ def _run_alone(
         )
         values.update(zip(node.outputs, copy.outputs, strict=True))
         nodes.append(copy)
-    returned = next(value for value in nodes[-1].outputs if value.name == site.returned)
-    returned.type = ir.TensorType(ir.DataType.from_numpy(expected.dtype))
+    outputs = [value for node in nodes for value in node.outputs if value.name in returned]
+    for value in outputs:
+        value.type = ir.TensorType(ir.DataType.from_numpy(returned[value.name or ""]))
     used = {node.op_identifier() for node in nodes}
     functions = [function for key, function in model.functions.items() if key in used]
     graph = ir.Graph(
         [*inputs.values()],
-        [returned],
+        outputs,
         nodes=nodes,
         initializers=constants,
         opset_imports=model.opset_imports,
@@ -290,7 +319,7 @@ def _run_alone(
     proto = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=functions))
     return open_session(
         proto,
-        f"the block '{site.name}' by itself",
+        f"the block '{name}' by itself",
         with_library=with_library,
         data_folder=optimized.data_folder,
         sparing=optimized.is_large,

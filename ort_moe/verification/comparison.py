@@ -21,6 +21,8 @@ from ort_moe.running.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
 from ort_moe.verification.fitting import copied_per_token, fitting
+from ort_moe.verification.original_experts import OriginalExperts
+from ort_moe.verification.packed_block_check import check_packed_block
 from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, packed_since
 from ort_moe.verification.result import ShapeCheck, Verification
 from ort_moe.verification.router_check import RouterSite, check_site, choice, compare_routing, find_sites
@@ -28,7 +30,7 @@ from ort_moe.verification.runnable_model import RunnableModel, library_is_there
 from ort_moe.verification.sample_inputs import Feeds, Shape, draw, told_apart, usual_shapes
 from ort_moe.verification.signatures import check_signatures
 from ort_moe.verification.site import SiteCheck, has_body
-from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, relative_difference
+from ort_moe.verification.tolerance import Tolerance, as_rows, coarsest, relative_difference, told
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -103,6 +105,7 @@ class _Comparison:
         self.found = find_sites(original.model, candidate.model, inside)
         self.sites = [site for site in self.found if isinstance(site, RouterSite)]
         self.experts = find_experts(original.model, candidate.model, inside)
+        self.originals = OriginalExperts(original)
         self.with_library = library_is_there()
         self.libraries = (True, False) if self.with_library else (False,)
         ours = [node for node in candidate.model.graph.all_nodes() if node.domain == DOMAIN]
@@ -177,14 +180,11 @@ class _Comparison:
                     for site in self.found
                 ]
                 site_checks += [
-                    check_experts(each, captured, self.candidate, self.libraries)
-                    if isinstance(each, FusedExpertsSite)
-                    else each
+                    self._check_experts(each, captured) if isinstance(each, FusedExpertsSite) else each
                     for each in self.experts
                 ]
                 site_checks += [
-                    check_block(each, captured, self.candidate, self.libraries) if isinstance(each, BlockSite) else each
-                    for each in self.blocks
+                    self._check_block(each, captured) if isinstance(each, BlockSite) else each for each in self.blocks
                 ]
                 if any(check.status == "failed" for check in site_checks):
                     return site_checks, []
@@ -192,6 +192,16 @@ class _Comparison:
             last = attempt == MOST_DRAWS - 1
             done |= {shape: outcome for shape, outcome in outcomes.items() if last or outcome.status != "skipped"}
         return site_checks, [done[shape] for shape in shapes]
+
+    def _check_experts(self, site: FusedExpertsSite, captured: Sequence[Mapping[str, Any]]) -> SiteCheck:
+        if site.is_packed:
+            site = replace(site, weights=self.originals.packed_by(site.node))
+        return check_experts(site, captured, self.candidate, self.libraries)
+
+    def _check_block(self, site: BlockSite, captured: Sequence[Mapping[str, Any]]) -> SiteCheck:
+        if site.packed:
+            return check_packed_block(site, captured, self.originals, self.candidate, self.libraries)
+        return check_block(site, captured, self.candidate, self.libraries)
 
     def _draw(self, shape: Shape, attempt: int) -> Feeds:
         import numpy as np
@@ -254,7 +264,7 @@ class _Comparison:
                 measure = "norm" if self.packed else "largest magnitude"
                 detail = (
                     f"output '{name}' differs by {difference:.1e} of its {measure} "
-                    f"(allowed {self.tolerance.outputs:.0e}); {where}"
+                    f"(allowed {told(self.tolerance.outputs)}); {where}"
                 )
                 if tied:
                     detail = f"each of {attempt + 1} random inputs had a near tie; {where}"

@@ -1,12 +1,12 @@
 """The check of one FusedExperts: the original's own rows and routing in, and what its experts returned out?
 
-Where its weights were packed, it must return what the packed weights stand for, and that may differ from the original
-as far as the format allows.
+Where its weights were packed, it must return what the packed weights stand for. That may differ from the original as
+far as the format allows, and no packed weight may be further from its own than rounding takes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ort_moe.errors import ModelError
 from ort_moe.graphs.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.verification.packed_reference import distance, from_original, meant, packed_since
+from ort_moe.verification.packed_weights import Weights, strays
 from ort_moe.verification.runnable_model import Run, RunnableModel
 from ort_moe.verification.site import (
     MOST_ROWS_BY_BODY,
@@ -25,7 +26,7 @@ from ort_moe.verification.site import (
     unscaled,
     ways_to_run,
 )
-from ort_moe.verification.tolerance import as_rows, coarsest, relative_difference
+from ort_moe.verification.tolerance import as_rows, coarsest, relative_difference, told
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 WHAT = "layer of experts"
 
 _FED = ("x", "weights", "indices")
-_MOST_ROWS_AS_MEANT = 8
+MOST_ROWS_AS_MEANT = 8
 """Rows of a run for which packed weights are unpacked here."""
 
 
@@ -48,6 +49,7 @@ class FusedExpertsSite:
         returned: Name of what it returns, perhaps as another view, in both models.
         factor: What its weights are to the original's: what that multiplies the experts' results with.
         is_packed: Whether its weights were packed, and the original's are not.
+        weights: What was packed; None where that is not known.
     """
 
     node: ir.Node
@@ -55,6 +57,7 @@ class FusedExpertsSite:
     returned: str
     factor: float = 1.0
     is_packed: bool = False
+    weights: Weights | None = None
 
     @property
     def name(self) -> str:
@@ -106,13 +109,13 @@ def _site(node: ir.Node, known: set[str | None], graph: ir.Graph) -> FusedExpert
         if source is None:
             return f"its input '{value.name}' is not a value of the original"
         fed[name] = source
-    returned = _named_behind(node.outputs[0], known)
+    returned = named_behind(node.outputs[0], known)
     if returned is None:
         return f"its output '{node.outputs[0].name}' is not a value of the original"
     return FusedExpertsSite(node, fed, returned, factor)
 
 
-def _named_behind(value: ir.Value, known: set[str | None]) -> str | None:
+def named_behind(value: ir.Value, known: Container[str | None]) -> str | None:
     """Name of the value, or of the one view or cast of it, that the original has too."""
     while value.name not in known:
         users = value.consumers()
@@ -157,7 +160,7 @@ def check_experts(
     if not ways:
         return SiteCheck(site.name, "skipped", detail=RUNS_NOWHERE, what=WHAT)
     change: float | None = None
-    calls = [_call(site, values, _MOST_ROWS_AS_MEANT if site.is_packed else None) for values in captured]
+    calls = [call_of_experts(site, values, MOST_ROWS_AS_MEANT if site.is_packed else None) for values in captured]
     types = [
         {str(y.dtype), str(values[site.fed["weights"]].dtype)} for (_, y), values in zip(calls, captured, strict=True)
     ]
@@ -170,9 +173,14 @@ def check_experts(
         calls, allowed = as_meant, from_original(site.node)
         if not change <= allowed:
             detail = (
-                f"its weights were packed, which changes its rows by {change:.1e} of their norm (allowed {allowed:g})"
+                f"its weights were packed, which changes its rows by {change:.1e} of their norm "
+                f"(allowed {told(allowed)})"
             )
             return SiteCheck(site.name, "failed", detail=detail, what=WHAT, change=change)
+        if site.weights is not None:
+            chosen = sorted({int(expert) for feeds, _ in calls for expert in feeds["indices"].reshape(-1)})
+            if detail := strays(site.node, site.weights, chosen):
+                return SiteCheck(site.name, "failed", detail=detail, what=WHAT, change=change)
     rows, largest = 0, 0.0
     for with_library, how in ways.items():
         rows = 0
@@ -189,7 +197,9 @@ def check_experts(
             difference = relative_difference(got, expected)
             largest = max(largest, difference)
             if difference > tolerance:
-                detail = f"by {how}: rows differ by {difference:.1e} of the largest magnitude (allowed {tolerance:.0e})"
+                detail = (
+                    f"by {how}: rows differ by {difference:.1e} of the largest magnitude (allowed {told(tolerance)})"
+                )
                 return SiteCheck(site.name, "failed", rows, 0, difference, detail, WHAT, change)
             rows += len(expected)
     return SiteCheck(site.name, "passed", rows, 0, largest, "", WHAT, change)
@@ -210,7 +220,7 @@ def _change(rows: Sequence[tuple[Any, Any, Any]]) -> float:
     return distance(np.concatenate(meant_rows), np.concatenate(original_rows))
 
 
-def _call(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:
+def call_of_experts(site: FusedExpertsSite, values: Mapping[str, Any], most: int | None) -> tuple[dict[str, Any], Any]:
     """What the node is fed, as matrices of rows in its types, and what it should return; no more rows than `most`."""
     import numpy as np
 

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx_ir as ir
 
+    from ort_moe.reference.fused_experts import ExpertLayer
+
 FROM_ORIGINAL = {"int8": 0.1, "fp8": 0.3, "int4": 0.7, "nvfp4": 0.7, "mxfp4": 0.7}
 """How far packed experts may be from the original's, by norm, relative.
 
 Weights that are normally distributed change by 0.6 % (int8), 2.6 % (fp8) and 8 to 12 % (four bits) of their norm, and
 what a layer of experts returns by about twice as much; the rest is for small layers. Wrong experts, or nibbles in the
-wrong order, change it by 1.4.
+wrong order, change it by 1.4. A format has no bound for rows, which may be small where their terms cancel out; that of
+weights is in `packed_weights`.
 """
 
 _PARTS = ("weights", "scales", "global_scale", "zero_points", "bias")
@@ -47,30 +50,53 @@ def from_original(node: ir.Node) -> float:
     return FROM_ORIGINAL[node.attributes["weight_format"].as_string()]
 
 
-def meant(node: ir.Node, feeds: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+def meant(
+    node: ir.Node, feeds: Mapping[str, Any], dense: Mapping[str, ir.TensorProtocol] | None = None
+) -> npt.NDArray[np.float64]:
     """What the node should return for rows (T, H), weights (T, K) and indices (T, K).
 
     Only the weights of the experts that are chosen are read.
+
+    Args:
+        node: A FusedExperts.
+        feeds: Its inputs that are no constants.
+        dense: Weights (E, N, D) of `fc1` and `fc2` that it shall have in the place of its own.
     """
     import numpy as np
 
     from ort_moe.reference.fused_experts import fused_experts
 
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    if dense is not None:
+        attributes |= {"weight_format": "dense", "block_size": 0}
     x, weights, indices = feeds["x"], feeds["weights"], feeds["indices"]
     y = np.zeros(x.shape, np.float64)
     for expert in np.unique(indices):
         rows, places = np.nonzero(indices == expert)
-        layers = (_layer(node, name, int(expert)) for name in ("fc1", "fc2"))
+        fc1, fc2 = (layer_of(node, name, int(expert)) for name in ("fc1", "fc2"))
+        if dense is not None:
+            fc1 = _with_weights(fc1, dense["fc1"], int(expert), x.dtype)
+            fc2 = _with_weights(fc2, dense["fc2"], int(expert), x.dtype)
         share = weights[rows, places][:, None]
         zero = np.zeros(share.shape, np.int32)
-        np.add.at(y, rows, fused_experts(x[rows], share, zero, *layers, **attributes))
+        np.add.at(y, rows, fused_experts(x[rows], share, zero, fc1, fc2, **attributes))
     if "residual" in feeds:
         y += feeds["residual"].astype(np.float64)
     return y
 
 
-def _layer(node: ir.Node, name: str, expert: int) -> Any:
+def _with_weights(layer: ExpertLayer, tensor: ir.TensorProtocol, expert: int, dtype: np.dtype[Any]) -> ExpertLayer:
+    """The layer with other weights, dense."""
+    import numpy as np
+
+    from ort_moe.files.streamed_tensor import entry_of
+
+    weights = np.asarray(entry_of(tensor, expert))[None].astype(dtype)
+    return layer._replace(weights=weights, scales=None, global_scale=None, zero_points=None)
+
+
+def layer_of(node: ir.Node, name: str, expert: int) -> ExpertLayer:
+    """One layer, `fc1` or `fc2`, of one expert of a FusedExperts, (1, N, ...)."""
     from ort_moe.files.streamed_tensor import entry_of
     from ort_moe.reference.fused_experts import ExpertLayer
 

@@ -8,6 +8,7 @@ from ort_moe.choices import PACKED, TARGETS, WEIGHTS, check_choice
 from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.packing.pieces import DEFAULT_BLOCKS
 from ort_moe.verification.packed_reference import END_TO_END, FROM_ORIGINAL
+from ort_moe.verification.packed_weights import LARGEST_ERROR
 
 
 def test_an_unknown_name_is_refused() -> None:
@@ -19,4 +20,4 @@ def test_an_unknown_name_is_refused() -> None:
 def test_what_is_told_of_each_format() -> None:
     assert ("keep", *PACKED) == WEIGHTS
     assert FUSED_EXPERTS.attribute("weight_format").choices == ("dense", *PACKED)
-    assert DEFAULT_BLOCKS.keys() == END_TO_END.keys() == FROM_ORIGINAL.keys() == set(PACKED)
+    assert DEFAULT_BLOCKS.keys() == END_TO_END.keys() == FROM_ORIGINAL.keys() == LARGEST_ERROR.keys() == set(PACKED)
