@@ -7,8 +7,6 @@ from ort_moe.verification.result import SCHEMA
 
 STATUS = one_of("The outcome.", "passed", "failed", "skipped")
 
-DIFFERENCE = or_null(number("Largest difference, relative to the largest magnitude."), "not finite")
-
 VERIFICATION_KEYS = {
     "passed": flag("Whether the optimised model computes what the original does."),
     "failure": or_null(text("Why it failed."), "it passed"),
@@ -29,7 +27,7 @@ VERIFICATION_KEYS = {
                 "status": STATUS,
                 "rows": count("Rows compared."),
                 "near_ties": count("Of these, rows whose experts are too close to tell apart and that differ by it."),
-                "difference": DIFFERENCE,
+                "difference": or_null(number("Largest difference, relative to the largest magnitude."), "not finite"),
                 "change": or_null(
                     number(
                         "What packed weights make of the rows of the original's experts, by norm, relative; its limit "
@@ -50,7 +48,7 @@ VERIFICATION_KEYS = {
                 "tokens": count("Tokens of each."),
                 "past": count("Tokens of each that went before, whose keys and values are inputs."),
                 "status": STATUS,
-                "difference": DIFFERENCE,
+                "difference": or_null(number("Largest difference, relative as `measure` says."), "not finite"),
                 "redraws": count("Inputs drawn again because of a near tie."),
                 "detail": text("Why it failed or was skipped."),
             },
