@@ -10,19 +10,18 @@ _HEADER = """\
 
 <!-- Generated from benchmarks/results/ by `make docs`; run the benchmark instead of editing. -->
 
-All times are medians in microseconds on random data, from a cold cache. On a machine with a GPU and
-with PyTorch for CUDA, which `make setup` does not install,
+Times are medians on random data, in microseconds and from a cold cache where a section does not say otherwise. On a
+machine with a GPU and with PyTorch for CUDA, which `make setup` does not install,
 
 ```sh gpu
 python -m benchmarks.router --only 128/8 --tokens 1 --without-ort
 ```
 
 measures again; `--json` records, and without the other options everything is run. `python -m benchmarks.routing` makes
-all tables but those of experts, one after the other. Peers are measured beside ours, on
-the same arrays, where a package index put them: the kernels of vLLM (`vllm`), of SGLang (`sglang-kernel`, and `sglang`
-for those in Triton), TransformerEngine (`transformer-engine-cu13`), and PyTorch's ops. Those that are not there, or
-that were built for another PyTorch, leave the best time of theirs that was recorded once on an H200, in graphs from a
-cold cache.
+all tables but those of experts and of whole models, one after the other. Peers are measured beside ours, on the same
+arrays, where a package index put them: the kernels of vLLM (`vllm`), of SGLang (`sglang-kernel`, and `sglang` for those
+in Triton), TransformerEngine (`transformer-engine-cu13`), and PyTorch's ops. Those that are not there, or that were
+built for another PyTorch, leave the best time of theirs that was recorded once on an H200, in graphs from a cold cache.
 """
 
 
