@@ -84,7 +84,7 @@ Dense 128/8/2048/768 takes 195, 262, 293, 343 and 655 us at 16, 32, 64, 1024 and
 and 470 TFLOP/s at 4096; 8/2/4096/14336 took 4.5 to 4.7 ms at 4096 tokens, 610 to 640 TFLOP/s, in runs without the
 contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of dense ones by
 one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096 tokens of
-128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 290 and 737, nvfp4 299 and 771, mxfp4 32/4/2880/2880 563 us
+128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 293 and 737, nvfp4 299 and 771, mxfp4 32/4/2880/2880 563 us
 and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took 573 us at 1024 tokens,
 fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the time: a tile's end takes
 a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68 %. int8's FC1 at 1024
