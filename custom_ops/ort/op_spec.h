@@ -1,4 +1,5 @@
-// What an op looks like from outside. ort_moe/ops.py says the same with documentation; a test holds them together.
+// What an op looks like from outside. ort_moe/ops/table.py says the same with documentation; a test holds them
+// together.
 #pragma once
 
 #include <onnxruntime_c_api.h>
