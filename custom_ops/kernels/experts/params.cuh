@@ -56,7 +56,7 @@ struct ExpertsParams {
   float alpha, beta, limit;
 };
 
-// An element type beside float32.
+// An element type: to float32 and, rounded, from it.
 template <typename T>
 struct HalfTraits;
 
