@@ -8,6 +8,8 @@ from typing import Literal, get_args
 Target = Literal["cuda", "cpu", "contrib"]
 """Where a model shall run; `contrib`: in ONNX Runtime's own nodes in place of ours."""
 TARGETS: tuple[Target, ...] = get_args(Target)
+USUAL_TARGET: Target = "cuda"
+"""Where none is named."""
 
 Precision = Literal["fp32", "fp16", "bf16"]
 """What an export makes of weights."""

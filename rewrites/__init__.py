@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_moe.choices import TARGETS, check_choice
+from ort_moe.choices import TARGETS, USUAL_TARGET, check_choice
 from ort_moe.errors import ModelError
 from ort_moe.graphs.node_kinds import is_contrib_moe, is_experts, is_shared_gate_router
 from ort_moe.ops import DOMAIN, RUNTIME_VERSION, VERSION
@@ -70,7 +70,7 @@ class RewriteResult:
 
 
 def rewrite(
-    model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = (), target: str = "cuda"
+    model: ir.Model, *, rules: Collection[str] | None = None, skip: Collection[str] = (), target: str = USUAL_TARGET
 ) -> RewriteResult:
     """Fuse the routers of the model, in place: those of the graph and of the bodies of If, Loop and Scan in it.
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ort_moe.choices import USUAL_TARGET
 from ort_moe.cli.arguments import AsJson, ModelPath, TargetOption
 from ort_moe.cli.console import print_json, progress, show
 
@@ -13,7 +14,7 @@ from ort_moe.cli.console import print_json, progress, show
 def explain(
     model: ModelPath,
     layer: Annotated[int | None, typer.Option(metavar="N", help="This site alone, counted from 0.")] = None,
-    target: TargetOption = "cuda",
+    target: TargetOption = USUAL_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Tell of each site why it was or was not fused.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ort_moe.choices import Target
+from ort_moe.choices import USUAL_TARGET, Target
 from ort_moe.printing.experts_wording import phrase
 from ort_moe.printing.printable import Printable, paragraph
 from ort_moe.printing.router_wording import sentence
@@ -88,7 +88,7 @@ class Explanation(Printable):
 def explain(
     source: str | os.PathLike[str],
     *,
-    target: Target = "cuda",
+    target: Target = USUAL_TARGET,
     rules: Collection[str] | None = None,
     skip: Collection[str] = (),
 ) -> Explanation:

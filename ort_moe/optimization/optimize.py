@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ort_moe.choices import Target
+from ort_moe.choices import USUAL_TARGET, Target
 from ort_moe.optimization.optimize_model import Settings, optimize_model
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def optimize(
         EnvironmentUnfitError: There is no library to copy to a folder.
         ValueError: A rule name, the target or the format of weights is unknown, or has no such blocks or zero points.
     """
-    settings = Settings("cuda", rules, skip, verify, external_data, weights, block_size, zero_points)
+    settings = Settings(USUAL_TARGET, rules, skip, verify, external_data, weights, block_size, zero_points)
     if os.path.isdir(source):
         from ort_moe.optimization.optimize_folder import optimize_folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ort_moe.choices import TARGETS, WEIGHTS, Target, check_choice
+from ort_moe.choices import TARGETS, USUAL_TARGET, WEIGHTS, Target, check_choice
 from ort_moe.errors import EnvironmentUnfitError, ModelError, OutputError, VerificationError
 from ort_moe.graphs.node_kinds import is_contrib_moe, is_experts, is_router, is_shared_gate_router
 from ort_moe.ops import FUSED_ROUTER, SHARED_GATE_ROUTER
@@ -43,7 +43,7 @@ class Settings:
         zero_points: Whether their blocks have zero points.
     """
 
-    target: Target = "cuda"
+    target: Target = USUAL_TARGET
     rules: Collection[str] | None = None
     skip: Collection[str] = ()
     verify: bool = True

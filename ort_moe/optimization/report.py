@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ort_moe.choices import USUAL_TARGET
 from ort_moe.graphs.node_kinds import CONTRIB, CONTRIB_MOE
 from ort_moe.inspection.explain import (
     STATUS_STYLES,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 5
 """Version of the JSON document; any change of its form raises it."""
-
-USUAL_TARGET = "cuda"
-"""Of `optimize` and `explain`, where none is named."""
 
 
 @dataclass(frozen=True)
