@@ -28,9 +28,6 @@
 namespace ort_moe {
 namespace {
 
-// What H and I must be multiples of for the fast kernels: a half-precision row's copies take 16 bytes, its tiles up to
-// 32 columns, and four e4m3 scales at once.
-constexpr int64_t kDenseAlignment = 32, kNvfp4Alignment = 64;
 constexpr int64_t kMaxGridY = 65535;
 constexpr size_t kScratchAlignment = 256;
 
@@ -105,11 +102,10 @@ int64_t FewSlots(WeightFormat format, int64_t experts) {
 
 // Whether the kernels for many tokens take the call.
 bool HasMany(const ExpertsConfig& config, const ExpertsArgs& args) {
-  const bool dense = config.weight_format == WeightFormat::kDense;
-  const int64_t alignment = dense ? kDenseAlignment : kNvfp4Alignment;
-  return (dense || config.weight_format == WeightFormat::kNvfp4) && args.dtype != DType::kFloat32 &&
-         args.hidden % alignment == 0 && args.inner % alignment == 0 && args.experts <= kMaxGridY &&
-         FitsOffsets(config, args);
+  const bool known = config.weight_format == WeightFormat::kDense || config.weight_format == WeightFormat::kNvfp4;
+  const int64_t multiple = WidthMultiple(config.weight_format);
+  return known && args.dtype != DType::kFloat32 && args.hidden % multiple == 0 && args.inner % multiple == 0 &&
+         args.experts <= kMaxGridY && FitsOffsets(config, args);
 }
 
 Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {

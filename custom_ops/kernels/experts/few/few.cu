@@ -34,7 +34,7 @@ bool IsAlone(int64_t tokens, int64_t slots) { return tokens == 1 && slots <= kLa
 // Whether rows and their blocks fit the kernels' loads: copies of 16 bytes of activations and weights, whole words of
 // scales where a group has more than four, and blocks that hold a lane's part of a step.
 bool FitsLoads(const ExpertsConfig& config, const ExpertsArgs& args) {
-  const int64_t multiple = config.weight_format == WeightFormat::kDense ? 32 : 64;
+  const int64_t multiple = WidthMultiple(config.weight_format);
   if (args.hidden % multiple != 0 || args.inner % multiple != 0) return false;
   switch (config.weight_format) {
     case WeightFormat::kDense:

@@ -21,6 +21,10 @@ struct LayersPlan {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// What H and I must be multiples of for the fast kernels: a half-precision row's copies take 16 bytes, its tiles up to
+// 32 columns, and four e4m3 scales at once.
+inline int64_t WidthMultiple(WeightFormat format) { return format == WeightFormat::kDense ? 32 : 64; }
+
 // Cuts the reduction into kMaxSlices slices at most, of four groups at least, or of three where that makes them even.
 template <typename Format>
 void CutInSlices(LayerParams* layer, int64_t depth) {
