@@ -19,6 +19,9 @@ Packed = Literal["nvfp4", "mxfp4", "int4", "int8", "fp8"]
 """What experts' weights can be packed to."""
 PACKED: tuple[Packed, ...] = get_args(Packed)
 
+BLOCK_SIZES = (16, 32, 64, 128)
+"""Weights that may share a scale in int4 and int8, and in fp8 rows too."""
+
 Weights = Literal["keep", Packed]
 """What becomes of experts' weights."""
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.files.streamed_tensor import Array, entry_of, let_go
 from ort_moe.files.weights_file import WeightsFile
 from ort_moe.graphs.node_kinds import experts_inputs, is_experts
 from ort_moe.ops import CONVERTED_FROM, FUSED_EXPERTS
-from ort_moe.packing.integers import BLOCK_SIZES
 from ort_moe.packing.pieces import Packing, PackingError, pack_expert
 from ort_moe.rewrites.canonicalize import put_in_order
 from ort_moe.rewrites.experts.sites import ExpertsSite

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.packing import fp8, integers, mxfp4, nvfp4
 from tests.op_models import element_type
 from tests.qmoe_models import qmoe_runs
@@ -141,7 +142,7 @@ class ContribCase:
         layer = integers.quantize(
             weights,
             "int4" if bits == 4 else "int8",
-            block if block in integers.BLOCK_SIZES else 32,
+            block if block in BLOCK_SIZES else 32,
             symmetric=not self.zero_points,
             scale_dtype=self.numpy_type,
         )

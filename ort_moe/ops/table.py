@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ort_moe.choices import PACKED
+from ort_moe.choices import BLOCK_SIZES, PACKED
 from ort_moe.ops.row import ACTIVATION_TYPES, ROUTING_MAPS, Attribute, Op, Tensor
 from ort_moe.ops.training_rows import AUX_LOSS, ROUTER_SCORES, router_probs
 
@@ -328,7 +328,7 @@ of the sums along D is fixed for each device and shape, whatever the other rows 
             "int",
             "int4, int8, fp8: weights along D that share a scale; 0 with the other formats.",
             0,
-            (0, 16, 32, 64, 128),
+            (0, *BLOCK_SIZES),
         ),
         Attribute(
             "activation",

@@ -16,10 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.packing import arrays, checks
-
-BLOCK_SIZES = (16, 32, 64, 128)
-"""Rows, and weights along D, that may share a scale."""
 
 WEIGHT_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the weights are."""

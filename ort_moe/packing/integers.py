@@ -16,10 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.packing import arrays, checks
-
-BLOCK_SIZES = (16, 32, 64, 128)
-"""Weights along D that may share a scale."""
 
 _Format = Literal["int4", "int8"]
 _LARGEST = float(np.finfo(np.float32).max)

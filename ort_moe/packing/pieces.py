@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ort_moe.choices import PACKED
+from ort_moe.choices import BLOCK_SIZES, PACKED
 from ort_moe.packing import checks, fp8, integers, mxfp4, nvfp4
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ class Packing:
         """
         checks.check_word("weights", "format", weight_format, PACKED)
         usual = DEFAULT_BLOCKS[weight_format]
-        sizes = (usual,) if weight_format in ("nvfp4", "mxfp4") else integers.BLOCK_SIZES
+        sizes = (usual,) if weight_format in ("nvfp4", "mxfp4") else BLOCK_SIZES
         if block_size not in (None, *sizes):
             raise ValueError(
                 f"{weight_format}: the block size must be {checks.alternatives(sizes)}, but is {block_size}"

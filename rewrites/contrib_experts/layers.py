@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.packing import arrays
 from ort_moe.rewrites.contrib_experts.sources import Source, cast, constant_source, rows_joined, viewed
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import FLOATS, Array, integer
 
-_BLOCKS = (128, 64, 32, 16)
-"""Weights along D that may share a scale, most first."""
 _FLOAT8_SCALES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Parts = dict[str, Source]
@@ -105,10 +104,10 @@ def storage_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, in
             return Storage("mxfp4", 0, lambda given, n, d: _mxfp4(given, n, d, along_depth=along_depth))
         case "fp8":
             block = integer(node, "block_size", 0)
-            if block > 0 and block not in _BLOCKS:
+            if block > 0 and block not in BLOCK_SIZES:
                 raise Refusal(f"its blocks are of {block}, expected 16, 32, 64 or 128", "contrib-form")
             # One scale for an expert counts for blocks of any size: whole ones, so that fc1 and fc3 can be joined.
-            size = block or next((size for size in _BLOCKS if sizes[2] % size == 0), _BLOCKS[0])
+            size = block or max((size for size in BLOCK_SIZES if sizes[2] % size == 0), default=max(BLOCK_SIZES))
             return Storage("fp8", size, lambda given, n, d: _fp8(given, n, d, size, of_blocks=block > 0))
     raise Refusal(f"its quant_type is '{kind}', expected int, fp4, nvfp4 or fp8", "contrib-form")
 
@@ -163,11 +162,11 @@ def _integers(node: ir.Node, sizes: tuple[int, int, int], dtype: ir.DataType) ->
     _, hidden, inner = sizes
     block = integer(node, "block_size", 0)
     if block <= 0:
-        block = next((size for size in _BLOCKS if hidden % size == 0 and inner % size == 0), 0)
+        block = max((size for size in BLOCK_SIZES if hidden % size == 0 and inner % size == 0), default=0)
         if not block:
             sentence = f"its rows of {hidden} and {inner} weights are no multiples of the smallest block, 16"
             raise Refusal(sentence, "contrib-form")
-    elif block not in _BLOCKS:
+    elif block not in BLOCK_SIZES:
         raise Refusal(f"its blocks are of {block}, expected 16, 32, 64 or 128", "contrib-form")
     return Storage(weight_format, block, lambda given, n, d: _integer_layer(given, n, d, weight_format, block, dtype))
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.graphs.node_kinds import CONTRIB
 from ort_moe.rewrites.experts.constants import Constant, read_constant
 from ort_moe.rewrites.experts.layer import Stack, read_matrices, read_vectors
 from ort_moe.rewrites.rule import Refusal
 from ort_moe.rewrites.values import integer, is_op, label, operands, rank
 
-_BLOCK_SIZES = (16, 32, 64, 128)
 _BY_INT8 = 4
 """Accuracy level at which the CPU's MatMulNBits rounds the rows to int8, block by block."""
 
@@ -61,7 +61,7 @@ def _read_packed(node: ir.Node) -> Linear:
     """MatMulNBits(rows, codes (N, D / block, bytes), scales, zero points?, groups?, bias?)."""
     bits, block = integer(node, "bits", 4), integer(node, "block_size", 0)
     rows, depth = integer(node, "N", 0), integer(node, "K", 0)
-    if bits not in (4, 8) or block not in _BLOCK_SIZES or depth % block:
+    if bits not in (4, 8) or block not in BLOCK_SIZES or depth % block:
         told = f"{bits} bits in blocks of {block} along {depth} elements"
         raise Refusal(
             f"{label(node)} has weights of {told}, expected 4 or 8 in whole blocks of 16 to 128", "experts-form"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.packing import fp8
 from tests.ort_moe.packing.weights import random_weights
 
@@ -29,7 +30,7 @@ def test_a_weight_is_float8_times_the_scale_of_its_block() -> None:
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from((1e-30, 1e-3, 1.0, 1e4, 1e38)),
-    st.sampled_from(fp8.BLOCK_SIZES),
+    st.sampled_from(BLOCK_SIZES),
     st.sampled_from(((2, 3, 5), (1, 17, 48), (3, 40, 33))),
 )
 def test_every_weight_goes_to_the_nearest_value(

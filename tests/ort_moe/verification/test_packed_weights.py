@@ -12,8 +12,8 @@ import pytest
 
 import models.fixtures
 import ort_moe
+from ort_moe.choices import BLOCK_SIZES
 from ort_moe.ops.experts_config import ExpertsConfig
-from ort_moe.packing.integers import BLOCK_SIZES
 from ort_moe.packing.pieces import Packing
 from ort_moe.reference.fused_experts import ExpertLayer
 from ort_moe.verification import verify
