@@ -193,6 +193,17 @@ class PackingError:
         self._weights += float(np.vdot(wide, wide))
 
 
+def rows_at_once(weights: int, depth: int, height: int) -> int:
+    """How many rows hold no more than so many weights; no block of `height` rows is cut, and it is one at least.
+
+    Args:
+        weights: To be looked at together.
+        depth: Weights of a row.
+        height: Rows that share scales.
+    """
+    return max(height, weights // max(depth, 1) // height * height)
+
+
 def pack_expert(
     packing: Packing,
     matrix: Array,
@@ -217,7 +228,7 @@ def pack_expert(
     checks.check_array(packing.weight_format, f"'{name}'", matrix)
     rows, depth = matrix.shape
     least = packing.block_size if packing.weight_format == "fp8" else 1  # no square of fp8 is cut
-    step = max(least, _PIECE // max(depth, 1) // least * least)
+    step = rows_at_once(_PIECE, depth, least)
     starts = range(0, rows, step)
     peaks = [float(np.abs(matrix[start : start + step]).max(initial=0)) for start in starts]
     largest = float(np.max(peaks, initial=0.0))  # NaN if one is

@@ -84,11 +84,12 @@ def largest_error(config: ExpertsConfig, layer: ExpertLayer, weights: Array) -> 
     """
     import numpy as np
 
+    from ort_moe.packing.pieces import rows_at_once
     from ort_moe.reference.fused_experts import dense_weights
 
     rows, depth = weights.shape
     height = config.block_size if config.weight_format == "fp8" else 1
-    step = max(height, _PIECE // max(depth, 1) // height * height)
+    step = rows_at_once(_PIECE, depth, height)
     starts = range(0, rows, step)
     least = _LEAST
     if layer.scales is not None and layer.scales.dtype == np.float16:
