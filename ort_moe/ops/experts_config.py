@@ -55,6 +55,11 @@ class ExpertsConfig:
         return 1 if self.weight_format == "fp8" else self.scale_block
 
     @property
+    def nibbles(self) -> bool:
+        """Whether a byte holds two weights."""
+        return self.weight_format in ("nvfp4", "mxfp4", "int4")
+
+    @property
     def with_format(self) -> str:
         """The format, for the end of a sentence."""
         block = f" and block_size = {self.block_size}" if self.block_size else ""

@@ -20,7 +20,6 @@ from ort_moe.reference.dtypes import check_activation, check_array
 Float64Array = npt.NDArray[np.float64]
 
 _OP = "FusedExperts"
-_NIBBLES = ("nvfp4", "mxfp4", "int4")
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -200,7 +199,7 @@ def _check_layer(
         raise ValueError(
             f"{_OP}: {size} must be a multiple of {config.depth_multiple} {config.with_format}, but is {depth}"
         )
-    width = depth // 2 if config.weight_format in _NIBBLES else depth
+    width = depth // 2 if config.nibbles else depth
     check_array(_OP, f"{name}_weights", layer.weights, _weights_dtype(config, dtype), (experts, rows, width))
     blocks = (experts, rows, depth // config.scale_block)
     if config.weight_format == "fp8":

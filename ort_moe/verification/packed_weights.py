@@ -139,7 +139,7 @@ def config_of(node: ir.Node) -> ExpertsConfig:
 
 def fits(node: ir.Node, weights: Weights) -> bool:
     """Whether the weights are of the shapes that a FusedExperts has packed."""
-    in_a_byte = 2 if node.attributes["weight_format"].as_string() in ("nvfp4", "mxfp4", "int4") else 1
+    in_a_byte = 2 if config_of(node).nibbles else 1
     given = experts_inputs(node)
     for layer, tensor in weights.items():
         codes = given[f"{layer}_weights"].const_value
