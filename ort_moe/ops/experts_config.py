@@ -66,12 +66,12 @@ class ExpertsConfig:
         return f"with weight_format = {self.weight_format}{block}"
 
     def _check(self) -> None:
-        with_format = f"with weight_format = {self.weight_format}"
+        of_format = f"with weight_format = {self.weight_format}"
         if self.weight_format in _BLOCK_SIZED:
             if self.block_size == 0:
-                raise _refusal("block_size", f"16, 32, 64 or 128 {with_format}", 0)
+                raise _refusal("block_size", f"16, 32, 64 or 128 {of_format}", 0)
         elif self.block_size != 0:
-            raise _refusal("block_size", f"0 {with_format}", self.block_size)
+            raise _refusal("block_size", f"0 {of_format}", self.block_size)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not math.isfinite(value):
                 raise _refusal(name, "finite", value)
