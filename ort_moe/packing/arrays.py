@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ort_moe.packing.checks import Layout
+from ort_moe.packing import checks
 
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], np.float32)
 """The value of each e2m1 code: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
@@ -19,6 +19,9 @@ E2M1_MAX = 6.0
 
 E2M1_END = 7.0
 """As far from that as a smaller number may be from its code."""
+
+E4M3_MAX = 448.0
+"""The largest value of float8_e4m3fn."""
 
 
 def nearest_e2m1(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
@@ -76,10 +79,33 @@ def packed_along_the_other_axis(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np
     return result
 
 
-def stack_rows(arrays: Sequence[npt.NDArray[Any]], layout: Layout) -> npt.NDArray[Any]:
+def stack_rows(arrays: Sequence[npt.NDArray[Any]], layout: checks.Layout) -> npt.NDArray[Any]:
     """Layers (E, N, W) of one shape and type to one of (E, number of layers * N, W)."""
     experts, rows, width = arrays[0].shape
     # ml_dtypes' arrays go through their bits: not every NumPy routine takes them.
     bits = [array.view(np.dtype(f"u{array.dtype.itemsize}")) for array in arrays]
     stacked = np.stack(bits, 1 if layout == "concat" else 2).reshape(experts, len(arrays) * rows, width)
     return stacked.view(arrays[0].dtype)
+
+
+def stack_e2m1(
+    weight_format: str,
+    layers: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[np.float32]]],
+    layout: checks.Layout,
+    remedy: str,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """Layers of one shape and global scale, each weights, scales and global scale, to one.
+
+    Args:
+        weight_format: The format, for the error.
+        layers: Checked each.
+        layout: How rows follow each other.
+        remedy: What to do where global scales differ, a clause.
+
+    Raises:
+        ValueError: There are none, or `layout` is neither; or shapes or global scales differ.
+    """
+    checks.check_stackable(weight_format, [weights.shape for weights, _, _ in layers], layout)
+    checks.check_one_global_scale(weight_format, [global_scale for _, _, global_scale in layers], remedy)
+    weights, scales = (stack_rows([layer[part] for layer in layers], layout) for part in range(2))
+    return weights, scales, layers[0][2]

@@ -12,6 +12,9 @@ import numpy.typing as npt
 Layout = Literal["concat", "interleaved"]
 """Rows of a stacked layer: all rows of the first, then those of the next; or a row of each in turn."""
 
+PackedAlong = Literal["K", "N"]
+"""Which neighbours of a QMoE's e2m1 weights share a byte: along the reduction, D here, or rows."""
+
 FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16)))
 """What float weights, and scales of the type of x, may be."""
 
@@ -203,6 +206,16 @@ def check_declared(
             f"{weight_format}: '{name}' of a QMoE must be uint8 of shape (E, D, N / 2) = {declared} to go with scales "
             f"of shape {scales}, but is {weights.dtype} of shape {weights.shape}"
         )
+
+
+def check_pairs_of_rows(weight_format: str, rows: int) -> None:
+    """Checks that rows can share bytes.
+
+    Raises:
+        ValueError: Their number is odd.
+    """
+    if rows % 2:
+        raise ValueError(f"{weight_format}: a QMoE packs pairs of rows, so N must be even, but is {rows}")
 
 
 def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:

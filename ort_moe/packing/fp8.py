@@ -22,8 +22,6 @@ from ort_moe.packing import arrays, checks
 WEIGHT_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the weights are."""
 
-_E4M3_MAX = 448.0
-
 
 class Fp8(NamedTuple):
     """One layer of all experts as FusedExperts takes it.
@@ -66,10 +64,10 @@ def quantize(weights: npt.NDArray[Any], block_size: int = 128, name: str = "weig
         for axis, first in enumerate(starts):
             largest = np.maximum.reduceat(largest, first, axis=axis)
         # Tiny weights: the scale is kept normal, so that dividing by it stays accurate.
-        wanted = np.maximum(largest / np.float32(_E4M3_MAX), np.finfo(np.float32).tiny)
+        wanted = np.maximum(largest / np.float32(arrays.E4M3_MAX), np.finfo(np.float32).tiny)
         scales[expert] = np.where(largest > 0.0, wanted, np.float32(1.0))
         steps = _spread(scales[expert], matrix.shape, block_size)
-        packed[expert] = np.clip(matrix / steps, -_E4M3_MAX, _E4M3_MAX).astype(WEIGHT_DTYPE)
+        packed[expert] = np.clip(matrix / steps, -arrays.E4M3_MAX, arrays.E4M3_MAX).astype(WEIGHT_DTYPE)
     return Fp8(packed, scales, block_size)
 
 

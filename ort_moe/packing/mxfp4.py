@@ -13,7 +13,7 @@ The codes: ort_moe/packing/arrays.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -27,8 +27,6 @@ BLOCK = 32
 _BIAS = 127
 _NAN = 255
 _LARGEST = 6.0 * 2.0**125  # of the weights that are finite in float32
-
-_PackedAlong = Literal["K", "N"]
 
 
 class Mxfp4(NamedTuple):
@@ -133,7 +131,7 @@ def from_qmoe(
     weights: npt.NDArray[np.uint8],
     scales: npt.NDArray[Any],
     global_scale: npt.NDArray[np.float32],
-    packed_along: _PackedAlong,
+    packed_along: checks.PackedAlong,
     name: str = "weights",
 ) -> Mxfp4:
     """Takes the initializers of a com.microsoft::QMoE with quant_type fp4.
@@ -149,7 +147,7 @@ def from_qmoe(
     Raises:
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
-    checks.check_word("mxfp4", "packed_along", packed_along, _PackedAlong)
+    checks.check_word("mxfp4", "packed_along", packed_along, checks.PackedAlong)
     bits = _e8m0_bits(scales, name)
     shape = checks.check_block_scales("mxfp4", name, bits, np.uint8, BLOCK)
     if packed_along == "N":
@@ -160,19 +158,18 @@ def from_qmoe(
     return layer
 
 
-def to_qmoe(layer: Mxfp4, packed_along: _PackedAlong) -> Mxfp4:
+def to_qmoe(layer: Mxfp4, packed_along: checks.PackedAlong) -> Mxfp4:
     """The initializers of a com.microsoft::QMoE, scales as float8_e8m0fnu: the inverse of `from_qmoe`.
 
     Raises:
         ValueError: The parts of the layer do not fit together, N is odd, or `packed_along` is neither.
     """
-    checks.check_word("mxfp4", "packed_along", packed_along, _PackedAlong)
+    checks.check_word("mxfp4", "packed_along", packed_along, checks.PackedAlong)
     check(layer)
     layer = layer._replace(scales=layer.scales.view(ml_dtypes.float8_e8m0fnu))
     if packed_along == "K":
         return layer
-    if layer.weights.shape[1] % 2:
-        raise ValueError(f"mxfp4: a QMoE packs pairs of rows, so N must be even, but is {layer.weights.shape[1]}")
+    checks.check_pairs_of_rows("mxfp4", layer.weights.shape[1])
     return layer._replace(weights=arrays.packed_along_the_other_axis(layer.weights))
 
 
@@ -188,14 +185,8 @@ def stack_rows(layers: Sequence[Mxfp4], layout: checks.Layout = "concat") -> Mxf
     """
     for layer in layers:
         check(layer)
-    checks.check_stackable("mxfp4", [layer.weights.shape for layer in layers], layout)
     remedy = "dequantize and quantize each, which makes it 1"
-    checks.check_one_global_scale("mxfp4", [layer.global_scale for layer in layers], remedy)
-    return Mxfp4(
-        arrays.stack_rows([layer.weights for layer in layers], layout),
-        arrays.stack_rows([layer.scales for layer in layers], layout),
-        layers[0].global_scale,
-    )
+    return Mxfp4(*arrays.stack_e2m1("mxfp4", layers, layout, remedy))
 
 
 def check(layer: Mxfp4, name: str = "weights") -> None:

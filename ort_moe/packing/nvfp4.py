@@ -12,7 +12,7 @@ e2m1 codes: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -25,10 +25,6 @@ BLOCK = 16
 
 SCALE_DTYPE: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 """What the scales of blocks are."""
-
-_E4M3_MAX = 448.0
-
-_PackedAlong = Literal["K", "N"]
 
 
 class Nvfp4(NamedTuple):
@@ -85,8 +81,8 @@ def quantize(
             peak = largest[expert]
         if peak > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
-            global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * _E4M3_MAX), np.finfo(np.float32).tiny)
-        wanted = np.minimum(block_max / arrays.E2M1_MAX / global_scale[expert], _E4M3_MAX)
+            global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * arrays.E4M3_MAX), np.finfo(np.float32).tiny)
+        wanted = np.minimum(block_max / arrays.E2M1_MAX / global_scale[expert], arrays.E4M3_MAX)
         scales[expert] = arrays.rounded_scales(wanted, block_max / arrays.E2M1_END / global_scale[expert], SCALE_DTYPE)
         steps = scales[expert].astype(np.float32) * global_scale[expert]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -151,7 +147,7 @@ def from_qmoe(
     weights: npt.NDArray[np.uint8],
     scales: npt.NDArray[Any],
     global_scale: npt.NDArray[np.float32],
-    packed_along: _PackedAlong,
+    packed_along: checks.PackedAlong,
     name: str = "weights",
 ) -> Nvfp4:
     """Takes the initializers of a com.microsoft::QMoE with quant_type nvfp4.
@@ -169,7 +165,7 @@ def from_qmoe(
     Raises:
         ValueError: They have other types or shapes, or `packed_along` is neither.
     """
-    checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
+    checks.check_word("nvfp4", "packed_along", packed_along, checks.PackedAlong)
     experts, rows, blocks = shape = checks.check_block_scales("nvfp4", name, scales, SCALE_DTYPE, BLOCK)
     checks.check_declared("nvfp4", name, weights, shape, BLOCK)
     if packed_along == "K":
@@ -181,17 +177,16 @@ def from_qmoe(
     return layer
 
 
-def to_qmoe(layer: Nvfp4, packed_along: _PackedAlong) -> Nvfp4:
+def to_qmoe(layer: Nvfp4, packed_along: checks.PackedAlong) -> Nvfp4:
     """The initializers of a com.microsoft::QMoE: the inverse of `from_qmoe`.
 
     Raises:
         ValueError: The parts of the layer do not fit together, N is odd, or `packed_along` is neither.
     """
-    checks.check_word("nvfp4", "packed_along", packed_along, _PackedAlong)
+    checks.check_word("nvfp4", "packed_along", packed_along, checks.PackedAlong)
     check(layer)
     experts, rows, half = layer.weights.shape
-    if rows % 2:
-        raise ValueError(f"nvfp4: a QMoE packs pairs of rows, so N must be even, but is {rows}")
+    checks.check_pairs_of_rows("nvfp4", rows)
     if packed_along == "K":
         return layer._replace(weights=layer.weights.reshape(experts, 2 * half, rows // 2))
     return layer._replace(weights=arrays.packed_along_the_other_axis(layer.weights))
@@ -210,14 +205,8 @@ def stack_rows(layers: Sequence[Nvfp4], layout: checks.Layout = "concat") -> Nvf
     """
     for layer in layers:
         check(layer)
-    checks.check_stackable("nvfp4", [layer.weights.shape for layer in layers], layout)
     remedy = "quantize each with `largest`, the largest magnitude of all of them for each expert"
-    checks.check_one_global_scale("nvfp4", [layer.global_scale for layer in layers], remedy)
-    return Nvfp4(
-        arrays.stack_rows([layer.weights for layer in layers], layout),
-        arrays.stack_rows([layer.scales for layer in layers], layout),
-        layers[0].global_scale,
-    )
+    return Nvfp4(*arrays.stack_e2m1("nvfp4", layers, layout, remedy))
 
 
 def check(layer: Nvfp4, name: str = "weights") -> None:
