@@ -146,14 +146,13 @@ def _between(result: ir.Value | None, known: set[str | None]) -> tuple[tuple[ir.
 
 def contrib_tolerance(nodes: Iterable[ir.Node]) -> Tolerance:
     """What contrib nodes allow: ONNX Runtime's kernels of quantised experts compute in less than float32."""
-    types = {"float16": "float16", "bfloat16": "bfloat16"}
     found: set[str] = set()
     for node in nodes:
         if node.op_type == "QMoE":
             return coarsest({"bfloat16"})
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.dtype is not None:
-                found.add(types.get(value.dtype.name.lower(), ""))
+                found.add(value.dtype.name.lower())
     return coarsest(found)
 
 

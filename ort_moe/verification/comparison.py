@@ -366,7 +366,6 @@ def _bits(array: Any) -> Any:
 def _tolerance(original: ir.Model, candidate: ir.Model) -> Tolerance:
     """By the coarsest floating-point type among the original's inputs, outputs and weights, and contrib experts."""
     values = [*original.graph.inputs, *original.graph.outputs, *original.graph.initializers.values()]
-    names = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-    by_type = coarsest({names.get(value.dtype.name, "") for value in values if value.dtype is not None})
+    by_type = coarsest({value.dtype.name.lower() for value in values if value.dtype is not None})
     contrib = [node for model in (original, candidate) for node in model.graph.all_nodes() if is_contrib_moe(node)]
     return max(by_type, contrib_tolerance(contrib), key=lambda tolerance: tolerance.outputs)
