@@ -1,7 +1,8 @@
 """`ort_moe.verify`: proves that an optimised model computes what the original does, by running both.
 
-`comparison` runs the two models, `router_check` and `experts_check` one fused node on the original's own values;
-`sample_inputs`, `runnable_model` and `tolerance` are what they need for it, and `result` is what they tell.
+`comparison` runs the two models; `router_check` and `experts_check` one fused node, `block_check` and
+`packed_block_check` what stands for a contrib node, on the original's own values. `packed_reference`, `packed_weights`
+and `original_experts` say what packed weights must be; the others are what these need, and `result` is what they tell.
 """
 
 from ort_moe.verification.comparison import verify
