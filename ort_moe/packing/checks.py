@@ -134,7 +134,7 @@ def check_part(
 
     Args:
         weight_format: The format, for the error.
-        what: The part with its verb's number in mind, as in `the scales of 'weights'`.
+        what: The part, as in `the scales of 'weights'`.
         array: The part.
         dtype: What it must be.
         shape: What it must have.
