@@ -312,7 +312,6 @@ class _Comparison:
         self, site: RouterSite, expected: Mapping[str, Any], got: Mapping[str, Any]
     ) -> SiteCheck | None:
         """How the routings of two runs differ; None where they do not, `passed` where at near ties alone."""
-
         weights, indices = map(as_rows, site.routing(expected))
         own_weights, own_indices = map(as_rows, site.own_routing(got))
         if own_indices.shape != indices.shape:

@@ -24,11 +24,10 @@ wrong order, change it by 1.4. A format has no bound for rows, which may be smal
 weights is in `packed_weights`.
 """
 
-_PARTS = ("weights", "scales", "global_scale", "zero_points", "bias")
-
-
 END_TO_END = {"int8": 0.2, "fp8": 0.6, "int4": 1.2, "nvfp4": 1.2, "mxfp4": 1.2}
 """The same of the outputs of a model of many such layers, in which later routers choose otherwise; 1.4 is unrelated."""
+
+_PARTS = ("weights", "scales", "global_scale", "zero_points", "bias")
 
 
 def is_converted(node: ir.Node) -> bool:
