@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_moe.graphs.operators import RESHAPING
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, new_constant
 from ort_moe.rewrites.values import axes, dim, filling, integer, integers, is_op, producer, rank, scalar, through
 from ort_moe.rewrites.vicinity import around
 
@@ -62,14 +62,7 @@ def fix_computed_shapes(model: ir.Model) -> bool:
             continue
         names = names or Names(model.graph)
         name = names.unused(f"{node.outputs[0].name}_shape")
-        value = ir.Value(
-            name=name,
-            const_value=ir.tensor(np.array(target, np.int64), name=name),
-            type=ir.TensorType(ir.DataType.INT64),
-            shape=ir.Shape([len(target)]),
-        )
-        node.graph.register_initializer(value)
-        node.replace_input_with(1, value)
+        node.replace_input_with(1, new_constant(node.graph, name, np.array(target, np.int64)))
         node.outputs[0].shape = None
         fixed = True
     if fixed:

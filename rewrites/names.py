@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_moe.rewrites.values import Array
+
 
 class Names:
     """The names of values and nodes that are taken in a graph and everything in it.
@@ -30,6 +32,18 @@ class Names:
         self._next[base] = number
         self._taken.add(name)
         return name
+
+
+def new_constant(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    """A new initializer of the graph, by a name that is not taken."""
+    value = ir.Value(
+        name=name,
+        const_value=ir.tensor(array, name=name),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        shape=ir.Shape(array.shape),
+    )
+    graph.register_initializer(value)
+    return value
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:

@@ -11,7 +11,7 @@ import json
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, new_constant
 from ort_moe.rewrites.router_node import TOPK, TOPK_ATTRIBUTES, TOPK_DTYPE, Router, is_router
 from ort_moe.rewrites.values import consumers, is_op
 
@@ -53,13 +53,7 @@ def _put_back(graph: ir.Graph, router: Router, names: Names) -> None:
     metadata = dict(router.node.metadata_props)
     name, attributes = metadata.pop(TOPK), json.loads(metadata.pop(TOPK_ATTRIBUTES))
     logits = _cast_before(graph, router, ir.DataType[metadata.pop(TOPK_DTYPE)], names)
-    k = ir.Value(
-        name=names.unused(f"{name}_k"),
-        const_value=ir.tensor(np.array([router.k], np.int64)),
-        type=ir.TensorType(ir.DataType.INT64),
-        shape=ir.Shape([1]),
-    )
-    graph.register_initializer(k)
+    k = new_constant(graph, names.unused(f"{name}_k"), np.array([router.k], np.int64))
     topk = ir.node(
         "TopK",
         [logits, k],

@@ -14,7 +14,7 @@ from ort_moe.ops import DOMAIN, FUSED_EXPERTS, VERSION, AttributeValue
 from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.rewrites.experts.block import ExpertsBlock
 from ort_moe.rewrites.experts.constants import Constant, require_unread
-from ort_moe.rewrites.names import Names, take_over
+from ort_moe.rewrites.names import Names, new_constant, take_over
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.tidy import discard
@@ -156,15 +156,7 @@ class Writer:
 
     def integers(self, numbers: list[int], base: str) -> ir.Value:
         """A new constant, named after `base`."""
-        name = self._names.unused(base)
-        value = ir.Value(
-            name=name,
-            const_value=ir.tensor(np.array(numbers, np.int64), name=name),
-            type=ir.TensorType(ir.DataType.INT64),
-            shape=ir.Shape([len(numbers)]),
-        )
-        self._graph.register_initializer(value)
-        return value
+        return new_constant(self._graph, self._names.unused(base), np.array(numbers, np.int64))
 
     def turned(self, value: ir.Value, shape: ir.Shape | None) -> ir.Value:
         """The value with its last two axes swapped."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ort_moe.rewrites.names import Names
+from ort_moe.rewrites.names import Names, new_constant
 from ort_moe.rewrites.values import Array, constant
 
 
@@ -50,17 +50,9 @@ class Writer:
         return list(node.outputs)
 
     def _initializer(self, array: Array) -> ir.Value:
-        name = self._names.unused("constant")
-        value = ir.Value(
-            name=name,
-            const_value=ir.tensor(array, name=name),
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-            shape=ir.Shape(array.shape),
-        )
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
-        graph.register_initializer(value)
-        return value
+        return new_constant(graph, self._names.unused("constant"), array)
 
 
 Spelling = Callable[[ir.Node, Writer], ir.Value | list[ir.Value] | None]
