@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -261,3 +261,13 @@ def experts_cases(
         block_size=block_size,
         seed=draw(st.integers(0, 2**32 - 1)),
     )
+
+
+def bit_cases() -> Iterator[ExpertsCase]:
+    """Calls of every type and variant, of few tokens and of many: what is to have the same bits in two ways."""
+    for onnx_type in DTYPES:
+        for fields in VARIANTS.values():
+            for tokens in (1, 4, 12, 200):
+                yield ExpertsCase(
+                    (tokens,), 16, 8, 256, 192, onnx_type, **fields, has_bias=True, has_residual=True, seed=tokens
+                )

@@ -21,10 +21,10 @@ from ort_moe.ops import FUSED_ROUTER
 from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.ops.router_config import RouterConfig
 from tests.chain_models import Array, Chain
-from tests.custom_ops.test_fused_experts_cuda import bit_cases, launch
 from tests.custom_ops.test_routing_maps_cuda import route, softmax_case
 from tests.device_arrays import DeviceArray, DeviceMaps, poisoned
-from tests.experts_cases import ExpertsCase
+from tests.experts_cases import ExpertsCase, bit_cases
+from tests.experts_launcher import launch
 from tests.finalize_cases import FinalizeCase
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op, run_session
 from tests.router_cases import DTYPES

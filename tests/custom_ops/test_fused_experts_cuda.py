@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, experts_cases
+from tests.experts_cases import ACTIVATIONS, FORMATS, TOLERANCE, VARIANTS, ExpertsCase, bit_cases, experts_cases
 from tests.experts_codes import PACKED, every_code, nan_rows, unchosen_nan
 from tests.experts_launcher import GUARD, POISON, Launcher, device_bytes, launch
 from tests.op_models import assert_same_bits, element_type, op_model, op_session, run_op
@@ -285,15 +285,6 @@ def test_addresses_off_their_alignment() -> None:
 
 
 # --- The same bits ---
-
-
-def bit_cases() -> Iterator[ExpertsCase]:
-    for onnx_type in DTYPES:
-        for fields in VARIANTS.values():
-            for tokens in (1, 4, 12, 200):
-                yield ExpertsCase(
-                    (tokens,), 16, 8, 256, 192, onnx_type, **fields, has_bias=True, has_residual=True, seed=tokens
-                )
 
 
 def test_runs_repeat() -> None:
