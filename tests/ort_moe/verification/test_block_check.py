@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 import models.fixtures
 import ort_moe
@@ -18,33 +17,7 @@ from ort_moe.rewrites import rewrite
 from ort_moe.verification import verify
 from ort_moe.verification.tolerance import near_tied
 from tests.contrib_models import EXPERTS, HIDDEN, ContribCase
-
-
-def layers(case: ContribCase, count: int = 2) -> onnx.ModelProto:
-    """`x = x + MoE(x, x @ gate)`, layer after layer, all of the same weights."""
-    proto = case.model()
-    graph, (moe,) = proto.graph, proto.graph.node
-    rng, dtype = np.random.default_rng(1), case.numpy_type
-    nodes, x = [], "x"
-    for n in range(count):
-        graph.initializer.append(numpy_helper.from_array(rng.normal(size=(HIDDEN, EXPERTS)).astype(dtype), f"gate{n}"))
-        node = onnx.NodeProto()
-        node.CopyFrom(moe)
-        node.name, node.output[0] = f"moe{n}", f"experts{n}"
-        node.input[0], node.input[1] = x, f"logits{n}"
-        nodes.append(helper.make_node("MatMul", [x, f"gate{n}"], [f"made{n}"]))
-        nodes.append(helper.make_node("Reshape", [f"made{n}", "rows_of_logits"], [f"logits{n}"]))
-        nodes += [node, helper.make_node("Add", [x, f"experts{n}"], [x := f"x{n}"])]
-    nodes[-1].output[0] = "y"
-    graph.initializer.append(numpy_helper.from_array(np.array([-1, EXPERTS], np.int64), "rows_of_logits"))
-    del graph.node[:], graph.input[1:]
-    graph.node.extend(nodes)
-    return proto
-
-
-def saved(proto: onnx.ModelProto, path: Path) -> Path:
-    onnx.save(proto, path)
-    return path
+from tests.ort_moe.verification.contrib_layers import layers, saved
 
 
 @pytest.mark.parametrize(

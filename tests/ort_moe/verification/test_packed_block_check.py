@@ -12,12 +12,11 @@ import pytest
 from onnx import numpy_helper
 
 import ort_moe
-from ort_moe.files.loading import load_model
 from ort_moe.verification import Verification, verify
 from ort_moe.verification.packed_reference import END_TO_END
 from tests.contrib_models import EXPERTS, HIDDEN, ContribCase
 from tests.ort_moe.published_schemas import check
-from tests.ort_moe.verification.test_block_check import layers, saved
+from tests.ort_moe.verification.contrib_layers import damaged, layers, saved
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "nvfp4": {},
@@ -33,18 +32,6 @@ def packed(case: ContribCase, folder: Path, weights: str = "nvfp4", count: int =
     source, output = saved(layers(case, count), folder / "model.onnx"), folder / "out.onnx"
     ort_moe.optimize(source, output, target="cpu", weights=weights, verify=False, **OPTIONS[weights])
     return source, output
-
-
-def damaged(path: Path, ending: str, factor: float) -> Path:
-    """The model with all of one constant multiplied."""
-    model = load_model(path)
-    (name,) = [name for name in model.graph.initializers if name.endswith(ending)]
-    value = model.graph.initializers[name]
-    assert value.const_value is not None
-    array = value.const_value.numpy()
-    value.const_value = ir.tensor((array.astype(np.float32) * factor).astype(array.dtype), name=name)
-    ir.save(model, path.with_name("damaged.onnx"))
-    return path.with_name("damaged.onnx")
 
 
 def only(verification: Verification) -> Any:

@@ -19,7 +19,7 @@ from ort_moe.reference.fused_experts import ExpertLayer
 from ort_moe.verification import verify
 from ort_moe.verification.packed_weights import LARGEST_ERROR, largest_error
 from tests.ort_moe.large_models import LargeModel
-from tests.ort_moe.verification.test_packed_block_check import damaged
+from tests.ort_moe.verification.contrib_layers import damaged
 
 ROWS, DEPTH = 144, 256
 """Two squares of rows for fp8, the second one cut."""
