@@ -7,40 +7,22 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
-from ort_moe.installation import library
 from ort_moe.rewrites import RewriteResult, rewrite
 from tests.contrib_models import BESIDE_ORT, EXPERTS, HIDDEN, INNER, ContribCase, K
 from tests.pairwise import pairwise
+from tests.rewrites.contrib_experts.running import TOLERANCE, difference, run
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TOLERANCE = {"float32": 2e-6, "float16": 2e-3}
-"""Largest difference by the largest magnitude."""
 COARSE = 4e-2
-"""The same where ONNX Runtime's kernel rounds activations to 8 bits."""
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, Array], *, with_library: bool = False) -> Array:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if with_library:
-        library.register(options)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    (y,) = session.run(None, feeds)
-    return y
+"""The tolerance where ONNX Runtime's kernel rounds activations to 8 bits."""
 
 
 def lift(case: ContribCase, target: str = "cpu", **options: Any) -> tuple[ir.Model, RewriteResult]:
     model = ir.from_proto(case.model())
     return model, rewrite(model, target=target, **options)
-
-
-def difference(got: Array, expected: Array) -> float:
-    assert got.shape == expected.shape
-    return float(np.abs(got.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
 def assert_lifts(case: ContribCase, *, against: str = "itself", tolerance: float | None = None) -> ir.Model:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ort_moe.rewrites import RewriteResult, rewrite
 from tests.contrib_models import BESIDE_ORT, EXPERTS, HIDDEN, ContribCase, K
 from tests.op_models import element_type
-from tests.rewrites.contrib_experts.test_lift import TOLERANCE, difference, run
+from tests.rewrites.contrib_experts.running import TOLERANCE, difference, run
 
 NUMBERS = {"floor": -10000.0, "least": 1e-30, "eps": 1e-6, "factor": 2.5, "one": 1.0}
 

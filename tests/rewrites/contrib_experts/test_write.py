@@ -16,7 +16,7 @@ from ort_moe.ops import FUSED_EXPERTS
 from ort_moe.rewrites import RewriteResult, rewrite
 from tests.contrib_models import BESIDE_ORT, ContribCase
 from tests.rewrites.blocks import HIDDEN, TOKENS, cpu_session
-from tests.rewrites.contrib_experts.test_lift import TOLERANCE, difference, run
+from tests.rewrites.contrib_experts.running import TOLERANCE, difference, run
 from tests.rewrites.experts.experts_models import SILU, Experts
 
 SOFTMAX_LATER = """
