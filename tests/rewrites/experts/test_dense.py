@@ -8,12 +8,7 @@ import pytest
 from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import EXPERTS, HIDDEN, run
 from tests.rewrites.experts.experts_models import ROUTER, SILU, Experts, assert_fuses, assert_stays, transposed
-
-SCATTER = """
-    shape = Shape (logits)
-    nothing = ConstantOfShape (shape)
-    scattered = ScatterElements <axis = 1> (nothing, ids, weights)
-    by_expert = Transpose <perm = [1, 0]> (scattered)"""
+from tests.rewrites.experts.spellings import SCATTER
 
 ON_INPUT = Experts(
     router=ROUTER + SCATTER,

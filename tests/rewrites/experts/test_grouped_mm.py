@@ -9,41 +9,7 @@ import pytest
 
 from tests.rewrites.blocks import EXPERTS
 from tests.rewrites.experts.experts_models import SILU, Experts, assert_fuses, assert_stays, fuse, transposed
-
-SORT = """
-    places_shape = Shape (list)
-    sorted, perm = TopK <largest = 0> (list, places_shape)
-    is_below = Less (perm, zero)
-    rest = Mod (perm, k)
-    has_rest = Cast <to = 9> (rest)
-    rounds = And (is_below, has_rest)
-    correction = Cast <to = 7> (rounds)
-    quotient = Div (perm, k)
-    token = Sub (quotient, correction)
-    rows = Gather (x, token)
-    float_ids = Cast <to = 1> (sorted)
-    scaled = Div (float_ids, bin_width)
-    bins0 = Cast <to = 7> (scaled)
-    bins = Clip (bins0, first, last)
-    ones = Expand (one_float, places_shape)
-    counts = ScatterElements <axis = 0, reduction = "add"> (no_counts, bins, ones)
-    whole_counts = Cast <to = 7> (counts)
-    ends = CumSum (whole_counts, first)"""
-
-WEIGH = """
-    flat_weights = Reshape (weights, minus1)
-    sorted_weights = GatherElements <axis = 0> (flat_weights, perm)
-    weight_column = Unsqueeze (sorted_weights, minus1)
-    weighted = Mul (made2, weight_column)"""
-
-SUM = """
-    perm_column = Unsqueeze (perm, minus1)
-    count = Size (perm)
-    numbers = Range (first, count, step)
-    inverse = ScatterND (perm, perm_column, numbers)
-    back = Gather (weighted, inverse)
-    by_token = Reshape (back, by_token_shape)
-    y = ReduceSum <keepdims = 0> (by_token, one)"""
+from tests.rewrites.experts.spellings import GROUPED_CONSTANTS, SORT, UNSORT, WEIGH_SORTED, ranges
 
 
 def layer(name: str, source: str, result: str, *, take: Callable[[int], str] | None = None) -> str:
@@ -60,30 +26,8 @@ def layer(name: str, source: str, result: str, *, take: Callable[[int], str] | N
     return "".join(f"\n    {line}" for line in lines)
 
 
-def ranges() -> str:
-    ends = ", ".join(f"end_{e}" for e in range(EXPERTS))
-    lines = [f"{ends} = Split <axis = 0, num_outputs = {EXPERTS}> (ends)"]
-    for e in range(EXPERTS):
-        lines.append(f"end{e} = Squeeze (end_{e}, zero)")
-        lines.append(f"range{e} = Range ({f'end{e - 1}' if e else 'first'}, end{e}, step)")
-    return "".join(f"\n    {line}" for line in lines)
-
-
-CONSTANTS = {
-    "fc1": transposed("fc1"),
-    "fc2": transposed("fc2"),
-    "zero": np.array([0], np.int64),
-    "first": np.array(0, np.int64),
-    "last": np.array(EXPERTS - 1, np.int64),
-    "step": np.array(1, np.int64),
-    "bin_width": np.array((EXPERTS - 1) / EXPERTS, np.float32),
-    "one_float": np.array(1.0, np.float32),
-    "no_counts": np.zeros(EXPERTS, np.float32),
-}
-
-
 def grouped(
-    sort: str = SORT, fc1: str = "", fc2: str = "", weigh: str = WEIGH, total: str = SUM, **constants: object
+    sort: str = SORT, fc1: str = "", fc2: str = "", weigh: str = WEIGH_SORTED, total: str = UNSORT, **constants: object
 ) -> Experts:
     return Experts(
         repeat="",
@@ -93,7 +37,7 @@ def grouped(
         fc2=fc2 or layer("fc2", "active", "made2"),
         weigh=weigh,
         sum=total,
-        constants={**CONSTANTS, **constants},
+        constants={**GROUPED_CONSTANTS, **constants},
     )
 
 
@@ -142,11 +86,13 @@ STAYING = {
         "joins are not those of each expert",
     ),
     "weights in the order of the tokens": (
-        grouped(weigh=WEIGH.replace("GatherElements <axis = 0> (flat_weights, perm)", "Identity (flat_weights)")),
+        grouped(
+            weigh=WEIGH_SORTED.replace("GatherElements <axis = 0> (flat_weights, perm)", "Identity (flat_weights)")
+        ),
         "are not in the order of TopK",
     ),
     "not put back": (
-        grouped(total=SUM.replace("(weighted, inverse)", "(weighted, perm)")),
+        grouped(total=UNSORT.replace("(weighted, inverse)", "(weighted, perm)")),
         None,
     ),
     "other rows in the second layer": (
