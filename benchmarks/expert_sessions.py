@@ -68,10 +68,7 @@ class AnyTokens:
 
     def runner(self, stack: Stack) -> Callable[[], None]:
         """Runs the session on a stack's tensors."""
-        binding, tensors = self._session.io_binding(), stack.tensors()
-        for bind, described in ((binding.bind_input, self._model.inputs), (binding.bind_output, self._model.outputs)):
-            for name, (kind, _) in described.items():
-                bind(name, self.experts.device, 0, kind, tuple(tensors[name].shape), tensors[name].data_ptr())
+        binding = _bound(self._session, self._model, stack.tensors(), self.experts.device)
         options = onnxruntime.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(next(self._graphs)))
         return lambda: self._session.run_with_iobinding(binding, options)
@@ -84,11 +81,17 @@ def runner(model: Model, tensors: Mapping[str, torch.Tensor], experts: Experts) 
         MemoryError: The device has too little memory left for the copies that QMoE makes.
     """
     session = _session(model, experts)
+    binding = _bound(session, model, tensors, experts.device)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def _bound(session: Any, model: Model, tensors: Mapping[str, torch.Tensor], device: str) -> Any:
+    """A binding of the model's inputs and outputs to tensors where they lie."""
     binding = session.io_binding()
     for bind, described in ((binding.bind_input, model.inputs), (binding.bind_output, model.outputs)):
-        for name, (kind, shape) in described.items():
-            bind(name, experts.device, 0, kind, shape, tensors[name].data_ptr())
-    return lambda: session.run_with_iobinding(binding)
+        for name, (kind, _) in described.items():
+            bind(name, device, 0, kind, tuple(tensors[name].shape), tensors[name].data_ptr())
+    return binding
 
 
 def _session(model: Model, experts: Experts) -> Any:
