@@ -17,6 +17,7 @@ from benchmarks.timing import TORCH_TYPES
 from ort_moe import kernels
 from ort_moe.ops.experts_config import ExpertsConfig
 from ort_moe.ops.router_config import RouterConfig
+from ort_moe.packing.arrays import E2M1
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2}
 """What the norm of our error may be beside the norm of the answer, of one token too."""
@@ -98,7 +99,7 @@ class Experts:
             return (codes.double() - 8) * _spread(scales.double(), block, codes.shape[1])
         nvfp4 = self.shape.weight_format == "nvfp4"
         factors = scales.view(torch.float8_e4m3fn).double() if nvfp4 else torch.exp2(scales.double() - 127)
-        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+        values = torch.from_numpy(E2M1).double()
         products = values.to(self.device)[codes] * _spread(factors, block, codes.shape[1])
         return products * self.weights[f"{name}_global_scale"][expert].double()
 

@@ -6,7 +6,7 @@ A weight is `e2m1 * scale * global_scale`. FusedExperts takes, for E experts, N 
     scales        float8_e4m3fn (E, N, D / 16)  one for 16 neighbours along D
     global_scale  float32 (E)
 
-e2m1 codes: sign in the highest bit; 0 .. 7 mean 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+The codes: ort_moe/packing/arrays.py.
 """
 
 from __future__ import annotations
