@@ -77,6 +77,7 @@ def _split_matmul(node: ir.Node, names: Names) -> bool:
     if any(integer(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
         return False
     new: list[ir.Node] = []
+    dtype = b.dtype.numpy()
     if integer(node, "transB", 0):
         new.append(ir.node("Transpose", [b], {"perm": [1, 0]}, name=f"{node.name}_transpose"))
         b = new[0].outputs[0]
@@ -84,7 +85,7 @@ def _split_matmul(node: ir.Node, names: Names) -> bool:
     if alpha != 1.0:
         graph, name = node.graph, names.unused(f"{node.name}_alpha")
         assert graph is not None
-        tensor = ir.tensor(np.array(alpha, np.float32).astype(b.dtype.numpy()) if b.dtype else alpha, name=name)
+        tensor = ir.tensor(np.array(alpha, np.float32).astype(dtype), name=name)
         factor = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape([]))
         graph.register_initializer(factor)
         new.append(ir.node("Mul", [new[-1].outputs[0], factor], name=node.name))

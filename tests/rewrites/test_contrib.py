@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ort_moe.rewrites import rewrite
-from tests.rewrites.blocks import EXPERTS, HIDDEN, assert_fuses, assert_same, block
+from tests.rewrites.blocks import DTYPES, EXPERTS, HIDDEN, assert_fuses, assert_same, block
 
 BIAS = np.linspace(-1, 1, EXPERTS, dtype=np.float32)
 GATE = np.random.default_rng(2).standard_normal((HIDDEN, EXPERTS)).astype(np.float32)
@@ -40,6 +40,21 @@ def test_fused_matmul(turned: int) -> None:
         weights, ids = TopK (scores, k)"""
     matrix = np.ascontiguousarray(GATE.T) if turned else GATE
     assert_fuses(partial(with_contrib, text, {"matrix": matrix, "four": 4.0}), {"softcap": 4.0}, absorbed=("softcap",))
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+@pytest.mark.parametrize("turned", [0, 1])
+def test_fused_matmul_with_a_factor_of_its_type(turned: int, dtype: str) -> None:
+    text = f"""
+        third = com.microsoft.FusedMatMul <alpha = 0.25, transB = {turned}> (x, matrix)
+        scores = Softmax (third)
+        weights, ids = TopK (scores, k)"""
+    matrix = (np.ascontiguousarray(GATE.T) if turned else GATE).astype(DTYPES[dtype])
+    build = partial(with_contrib, text, {"matrix": matrix}, dtype=dtype)
+    model = build()
+    (site,) = rewrite(model).sites
+    assert site.status == "whole"
+    assert_same(build(), model, rtol=1e-5 if dtype == "float" else 1e-2)
 
 
 def test_fused_layers_elsewhere_stay() -> None:
