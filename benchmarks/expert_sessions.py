@@ -42,10 +42,10 @@ class Cycle:
         return {**self.held.weights, **gates, "x": self.x, "y": self.y}
 
 
-def stack_runner(stack: Stack, *, contrib: bool) -> Callable[[], None]:
-    """Runs a stack as our ops, or as the contrib op."""
+def stack_runner(stack: Stack, *, contrib: bool, graph: bool = True) -> Callable[[], None]:
+    """Runs a stack as our ops, or as the contrib op; without a graph, kernel by kernel."""
     model = stack_model(stack.shape, stack.tokens, stack.layers, contrib=contrib)
-    return runner(model, stack.tensors(), stack.held)
+    return runner(model, stack.tensors(), stack.held, graph=graph)
 
 
 def cycle_runner(cycle: Cycle, *, contrib: bool) -> Callable[[], None]:
@@ -74,13 +74,15 @@ class AnyTokens:
         return lambda: self._session.run_with_iobinding(binding, options)
 
 
-def runner(model: Model, tensors: Mapping[str, torch.Tensor], experts: Experts) -> Callable[[], None]:
+def runner(
+    model: Model, tensors: Mapping[str, torch.Tensor], experts: Experts, *, graph: bool = True
+) -> Callable[[], None]:
     """Runs a session of the model on tensors; constants are the experts' as QMoE packs them.
 
     Raises:
         MemoryError: The device has too little memory left for the copies that QMoE makes.
     """
-    session = _session(model, experts)
+    session = _session(model, experts, graph=graph)
     binding = _bound(session, model, tensors, experts.device)
     return lambda: session.run_with_iobinding(binding)
 
@@ -94,7 +96,7 @@ def _bound(session: Any, model: Model, tensors: Mapping[str, torch.Tensor], devi
     return binding
 
 
-def _session(model: Model, experts: Experts) -> Any:
+def _session(model: Model, experts: Experts, *, graph: bool = True) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     register(options)
@@ -103,7 +105,7 @@ def _session(model: Model, experts: Experts) -> Any:
         model.add_constants(options, experts.for_qmoe)
     provider: Any = "CPUExecutionProvider"
     if experts.device == "cuda":
-        provider = ("CUDAExecutionProvider", {"enable_cuda_graph": "1"})
+        provider = ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))})
     return onnxruntime.InferenceSession(model.proto.SerializeToString(), options, providers=[provider])
 
 

@@ -136,23 +136,25 @@ def kernel_times_without_overlap(shapes: list[Shape], tokens: list[int]) -> dict
     return {(name, count): times for name, count, times in map(json.loads, lines)}
 
 
-def contrib_kernel_times(stack: Stack, run: Callable[[], None]) -> dict[str, float]:
-    """Median us of the contrib op's kernels in a layer by their names, from runs of its session, the longest first."""
+def contrib_kernel_times(stack: Stack) -> dict[str, float]:
+    """us of the contrib op's kernels in a layer by their names, the longest first: the mean over runs of a session.
+
+    The session has no CUDA graph, and its layers' experts are beyond the L2 in each run.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    runs = []
-    for repeat in range(5):
-        stack.choose(repeat)
-        flush.fill_(repeat)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    run, runs = stack_runner(stack, contrib=True, graph=False), 5
+    for _ in range(2):  # in which kernels are chosen
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(runs):
             run()
-            torch.cuda.synchronize()
-        kernels = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
-        runs.append(together(((event.name, event.device_time) for event in kernels), stack.layers))
-    return {name: round(statistics.median(times.get(name, 0.0) for times in runs), 2) for name in runs[0]}
+        torch.cuda.synchronize()
+    kernels = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
+    times = together(((event.name, event.device_time) for event in kernels), runs * stack.layers)
+    return {name: round(us, 2) for name, us in times.items()}
 
 
 def measure(
@@ -192,9 +194,9 @@ def measure(
             torch.cuda.synchronize()
             run()
             answers[contrib] = stack.y.clone()
+            del run  # and QMoE's copies of the experts
             if contrib and with_kernels:
-                row["contrib_kernels_us"] = contrib_kernel_times(stack, run)
-            del run
+                row["contrib_kernels_us"] = contrib_kernel_times(stack)
         row["layer_ort_us"] = round(times[False], 2)
         if True in times:
             row["contrib_us"] = round(times[True], 2)

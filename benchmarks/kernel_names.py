@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}")
+_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]")
+_QUALIFIERS = re.compile(r"\bconst\s*$")
 
 
 def short_name(kernel: str) -> str:
-    """A demangled kernel's own name: without its type, its namespaces, and what stands in brackets."""
-    rest = kernel
+    """A demangled kernel's own name: without its type, its namespaces, and what is in brackets; of a copy, which."""
+    rest = kernel.replace("->", "")
     while (fewer := _BRACKETS.sub("", rest)) != rest:
         rest = fewer
-    return rest.strip().split("::")[-1].split()[-1] if rest.strip() else kernel
+    rest = _QUALIFIERS.sub("", rest.strip()).strip()
+    if rest.startswith(("Memcpy", "Memset")) or not rest:
+        return rest or kernel
+    return rest.split("::")[-1].split()[-1]
 
 
 def together(kernels: Iterable[tuple[str, float]], layers: int) -> dict[str, float]:

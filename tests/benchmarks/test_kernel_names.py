@@ -15,6 +15,9 @@ from benchmarks.kernel_names import short_name, together
         ("onnxruntime::{lambda(int)#1}::build(int)", "build"),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
         ("Memset (Device)", "Memset"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("void a::X<T>::run<int>(int) const", "run"),
+        ("void a::gemm<decltype(f() -> int)>(T*, int) [clone .kd]", "gemm"),
         ("(odd)", "(odd)"),
     ],
 )

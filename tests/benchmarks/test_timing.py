@@ -82,3 +82,17 @@ def test_times_in_onnxruntime_outlive_a_run_without_it(tmp_path: Path) -> None:
         assert router.ort_times(path) == ({("8/2", 1): times}, {"in_ort": "ONNX Runtime 1.31.1, 2026-11-30"})
     path.write_text(json.dumps({"environment": {"date": "2026-12-01"}, "rows": [row | dict.fromkeys(times)]}))
     assert router.ort_times(path) == ({}, {})
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_table_of_no_shape_leaves_the_record_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = importlib.import_module("benchmarks.command")
+    path = tmp_path / "finalize.json"
+    path.write_text("before")
+    args = command.parser("Table.", (1,)).parse_args(["--only", "512/10", "--json", str(path)])
+    with mock.patch.object(command, "timing"):
+        shape = mock.Mock()
+        shape.name = "2560/10 bfloat16"
+        assert command.run(args, [shape], mock.Mock(), {}) == []
+    assert path.read_text() == "before"
+    assert capsys.readouterr().out == "no shape's name contains '512/10'\n"

@@ -16,7 +16,7 @@ from tests.router_cases import DTYPES
 pytestmark = pytest.mark.gpu
 
 TOKENS = (1, 2, 4, 6, 8, 12, 13, 16, 17, 64, 65, 129)
-"""On both sides of where kernels change, 16 to 80 choices of a format and twice the experts, and multiples of tiles."""
+"""On both sides of where kernels change, 16 to 64 choices of a format and twice the experts, and multiples of tiles."""
 
 FACTORS: dict[str, Any] = {
     "tokens": TOKENS,
