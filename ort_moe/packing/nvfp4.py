@@ -78,7 +78,7 @@ def quantize(
                     f"nvfp4: largest must be finite and no less than what occurs in '{name}', but of expert {expert} "
                     f"it is {largest[expert]}, and {peak} occurs"
                 )
-            peak = largest[expert]
+            peak = np.float32(min(largest[expert], np.finfo(np.float32).max))  # whatever type it came in
         if peak > 0.0:
             # An expert of tiny weights: the scale is kept normal, so that dividing by it stays accurate.
             global_scale[expert] = np.maximum(peak / (arrays.E2M1_MAX * arrays.E4M3_MAX), np.finfo(np.float32).tiny)

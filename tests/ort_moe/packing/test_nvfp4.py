@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ort_moe.packing import nvfp4
 from ort_moe.packing.arrays import E2M1
-from tests.op_models import run_op
+from tests.op_models import assert_same_bits, run_op
 from tests.ort_moe.packing.weights import random_weights
 from tests.qmoe_models import ANSWERED_TOKENS, ANSWERS, error_beside, nvfp4_answer, nvfp4_case, qmoe_runs, routed
 
@@ -212,3 +212,13 @@ def test_onnxruntimes_own_qmoe_agrees(tokens: int) -> None:
     assert error_beside(got, np.load(ANSWERS)[str(tokens)]) < 1e-6
     if qmoe_runs():
         assert error_beside(got, nvfp4_answer(case)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_largest_of_any_type_packs_as_the_weights_own(dtype: Any) -> None:
+    """In float16 the global scale of small weights would be subnormal, or 0."""
+    for deviation in (1.0, 1e-3, 1e-5):
+        weights = (deviation * random_weights((3, 4, 32), 1)).astype(np.float16)
+        largest = np.abs(weights).max(axis=(1, 2)).astype(dtype)
+        for part, expected in zip(nvfp4.quantize(weights, largest=largest), nvfp4.quantize(weights), strict=True):
+            assert_same_bits(part, expected)
