@@ -199,7 +199,7 @@ class _Comparison:
         return check_experts(site, captured, self.candidate, self.libraries)
 
     def _check_block(self, site: BlockSite, captured: Sequence[Mapping[str, Any]]) -> SiteCheck:
-        if site.packed:
+        if site.packed and not all(self.originals.is_packed_alike(site.contrib, node) for node in site.packed):
             return check_packed_block(site, captured, self.originals, self.candidate, self.libraries)
         return check_block(site, captured, self.candidate, self.libraries)
 

@@ -15,6 +15,8 @@ from ort_moe.verification.runnable_model import RunnableModel
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ort_moe.rewrites.contrib_experts.block import ContribBlock
+
 _LAYERS = ("fc1", "fc2")
 
 
@@ -40,18 +42,20 @@ class OriginalExperts:
         weights = {layer: tensor for layer in _LAYERS if (tensor := given[f"{layer}_weights"].const_value) is not None}
         return weights if len(weights) == len(_LAYERS) and fits(node, weights) else None
 
+    def is_packed_alike(self, output: str, node: ir.Node) -> bool:
+        """Whether the contrib node with that output has codes as a FusedExperts has: then they are its own."""
+        block, config = self._block(output), config_of(node)
+        if isinstance(block, str):
+            return False
+        return (block.weight_format, block.attributes["block_size"]) == (config.weight_format, config.block_size)
+
     def of_contrib(self, output: str) -> Weights | str:
         """Those of the contrib node with that output, in the order of FusedExperts; or why they are not known."""
         import onnx_ir as ir
 
-        from ort_moe.rewrites.contrib_experts.block import read
-        from ort_moe.rewrites.rule import Refusal
-
-        node = next(each for each in self._given.graph if is_contrib_moe(each) and each.outputs[0].name == output)
-        try:
-            block = read(node, "cpu")
-        except Refusal as refusal:
-            return f"the original's weights cannot be read: {refusal}"
+        block = self._block(output)
+        if isinstance(block, str):
+            return block
         if block.weight_format != "dense":
             return f"the original's weights are packed, too, in {block.weight_format}"
         sources = {layer: block.layers[f"{layer}_weights"] for layer in _LAYERS}
@@ -59,6 +63,17 @@ class OriginalExperts:
             layer: StreamedTensor(source.released_entry, source.dtype, ir.Shape(source.shape), source.base)
             for layer, source in sources.items()
         }
+
+    def _block(self, output: str) -> ContribBlock | str:
+        """What the contrib node with that output is; or why it cannot be read."""
+        from ort_moe.rewrites.contrib_experts.block import read
+        from ort_moe.rewrites.rule import Refusal
+
+        node = next(each for each in self._given.graph if is_contrib_moe(each) and each.outputs[0].name == output)
+        try:
+            return read(node, "cpu")
+        except Refusal as refusal:
+            return f"the original's weights cannot be read: {refusal}"
 
     @cached_property
     def _given(self) -> ir.Model:

@@ -64,8 +64,9 @@ def coarseness(logits: Floats) -> Floats:
 
 
 def told(limit: float) -> str:
-    """A limit as sentences and tables write it."""
-    return f"{limit:.2g}" if limit >= 0.1 else f"{limit:.0e}"
+    """A limit as sentences and tables write it: in one digit below 0.1, where that is all it has."""
+    short = f"{limit:.0e}"
+    return short if limit < 0.1 and float(short) == limit else f"{limit:.2g}"
 
 
 def as_rows(array: Any) -> Any:

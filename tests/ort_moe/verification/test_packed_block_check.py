@@ -130,10 +130,21 @@ def test_what_does_not_go_together_is_told(name: str, tmp_path: Path) -> None:
 def test_packed_anew_is_told(tmp_path: Path) -> None:
     """What the other model's codes were made of is not in the reference."""
     _, output = packed(ContribCase(), tmp_path, "int8")
-    source = saved(layers(ContribCase(weight_format="int8", layout="rows"), 1), tmp_path / "codes.onnx")
+    source = saved(layers(ContribCase(weight_format="int4", layout="rows"), 1), tmp_path / "codes.onnx")
     site = only(verify(source, output))
     assert site.status == "skipped"
-    assert site.detail == "its weights were packed, and the original's weights are packed, too, in int8"
+    assert site.detail == "its weights were packed, and the original's weights are packed, too, in int4"
+
+
+def test_codes_that_are_the_originals_own_are_held_as_any_block_is(tmp_path: Path) -> None:
+    """Our node and the contrib node that it becomes have the same codes."""
+    _, output = packed(ContribCase(), tmp_path, "int8")
+    contrib = tmp_path / "contrib.onnx"
+    ort_moe.optimize(output, contrib, target="contrib", verify=False)
+    assert only(verify(contrib, output)).status == "passed"
+    failure = verify(contrib, damaged(output, "fc2_weights_int8_scales", 1.5)).failure
+    assert failure is not None
+    assert "by our kernels: rows differ by" in failure
 
 
 def test_wrong_biases_are_found(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_weights_of_large_logits(dtype: str, magnitude: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [(5e-6, "5e-06"), (6e-2, "6e-02"), (0.18, "0.18"), (0.7, "0.7"), (1.2, "1.2")]
+    ("limit", "words"),
+    [(5e-6, "5e-06"), (0.012, "0.012"), (0.06, "6e-02"), (0.095, "0.095"), (0.18, "0.18"), (0.7, "0.7"), (1.2, "1.2")],
 )
 def test_a_limit_is_told_as_it_is(limit: float, words: str) -> None:
     assert told(limit) == words
