@@ -8,7 +8,7 @@ import pytest
 from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import EXPERTS, HIDDEN, run
 from tests.rewrites.experts.experts_models import ROUTER, SILU, Experts, assert_fuses, assert_stays, transposed
-from tests.rewrites.experts.spellings import SCATTER
+from tests.rewrites.experts.texts import SCATTER
 
 ON_INPUT = Experts(
     router=ROUTER + SCATTER,

@@ -9,7 +9,8 @@ import pytest
 from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import EXPERTS, HIDDEN, block
 from tests.rewrites.experts.experts_models import ROUTER, assert_same
-from tests.rewrites.experts.spellings import FORMS, Spelling
+from tests.rewrites.experts.forms import FORMS
+from tests.rewrites.experts.spellings import Spelling
 
 ADDED = "dispatched"
 APART = "dispatched, put among zeros"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rewrites.blocks import EXPERTS
 from tests.rewrites.experts.experts_models import SILU, Experts, assert_fuses, assert_stays, fuse, transposed
-from tests.rewrites.experts.spellings import GROUPED_CONSTANTS, SORT, UNSORT, WEIGH_SORTED, ranges
+from tests.rewrites.experts.texts import GROUPED_CONSTANTS, SORT, UNSORT, WEIGH_SORTED, ranges
 
 
 def layer(name: str, source: str, result: str, *, take: Callable[[int], str] | None = None) -> str:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import HIDDEN, run
 from tests.rewrites.experts.experts_models import assert_same
-from tests.rewrites.experts.spellings import ACTIVATIONS, FORMS, HALVES, LIMITS, ORDERS, RESIDUALS, Spelling
+from tests.rewrites.experts.forms import FORMS
+from tests.rewrites.experts.spellings import ACTIVATIONS, HALVES, LIMITS, ORDERS, RESIDUALS, Spelling
 
 SPELLINGS = st.builds(
     Spelling,
