@@ -35,6 +35,14 @@ def layers(case: ContribCase, count: int = 2) -> onnx.ModelProto:
     return proto
 
 
+def tied_layer() -> onnx.ModelProto:
+    """One layer whose router gives every expert the same logit."""
+    proto = layers(ContribCase(), 1)
+    (gate,) = [tensor for tensor in proto.graph.initializer if tensor.name == "gate0"]
+    gate.CopyFrom(numpy_helper.from_array(np.zeros((HIDDEN, EXPERTS), np.float32), gate.name))
+    return proto
+
+
 def saved(proto: onnx.ModelProto, path: Path) -> Path:
     onnx.save(proto, path)
     return path
