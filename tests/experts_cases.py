@@ -242,7 +242,7 @@ def experts_cases(
     block_size = draw(st.sampled_from((16, 32, 64, 128)))
     block = {"dense": 1, "nvfp4": 16, "mxfp4": 32, "fp8": 1}.get(weight_format, block_size)
     sizes = (block, 2 * block, 3 * block, 5 * block) if block > 1 else (1, 3, 16, 33, 64, 140)
-    experts = draw(st.sampled_from((1, 3, 7, 8)))
+    experts = draw(st.sampled_from((1, 3, 7, 8, 24)))
     return ExpertsCase(
         leading=draw(st.sampled_from(((), (0,), (2, 0), (1,), (2, 3))) | st.integers(1, 20).map(lambda t: (t,))),
         experts=experts,
@@ -269,5 +269,5 @@ def bit_cases() -> Iterator[ExpertsCase]:
         for fields in VARIANTS.values():
             for tokens in (1, 4, 12, 200):
                 yield ExpertsCase(
-                    (tokens,), 16, 8, 256, 192, onnx_type, **fields, has_bias=True, has_residual=True, seed=tokens
+                    (tokens,), 40, 8, 256, 192, onnx_type, **fields, has_bias=True, has_residual=True, seed=tokens
                 )

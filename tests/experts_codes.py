@@ -80,7 +80,7 @@ def nan_rows(
 
     Rows end within what a kernel may read at once: 128 weights, and of half of them, a word of scales.
     """
-    case = ExpertsCase((tokens,), 4, 2, 640, 192, onnx_type, weight_format, block_size=block_size)
+    case = ExpertsCase((tokens,), 10, 2, 640, 192, onnx_type, weight_format, block_size=block_size)
     scales = case.feeds["fc2_scales"].copy()
     scales[:, 1::2] = 255 if weight_format == "mxfp4" else np.nan
     of_scales = np.arange(case.hidden) * scales.shape[1] // case.hidden
@@ -89,7 +89,7 @@ def nan_rows(
 
 def unchosen_nan(weight_format: str, onnx_type: str = "float16") -> tuple[ExpertsCase, dict[str, Any], dict[str, Any]]:
     """A call whose tokens all go to one expert, and its inputs where the scales of the others, and of all, are NaN."""
-    case = ExpertsCase((6,), 4, 2, 32, 32, onnx_type, weight_format, choices="one_expert")
+    case = ExpertsCase((6,), 16, 2, 64, 64, onnx_type, weight_format, choices="one_expert")
     scales = case.feeds["fc1_scales"]
     nan = np.full_like(scales, 255 if weight_format == "mxfp4" else np.nan)
     others = nan.copy()

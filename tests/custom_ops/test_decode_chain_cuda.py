@@ -44,7 +44,7 @@ def chains() -> Iterator[Chain]:
                 yield Chain(ExpertsCase((tokens,), 24, 6, 128, 64, onnx_type, weight_format, has_bias=True))
     for weight_format in ("dense", "nvfp4"):  # of real width, whose reductions several warps share
         for tokens in (1, 4):
-            yield Chain(ExpertsCase((tokens,), 12, 10, 2560, 640, "bfloat16", weight_format))
+            yield Chain(ExpertsCase((tokens,), 12, 3, 2560, 640, "bfloat16", weight_format))
 
 
 def run_chain(chain: Chain, *, graph: bool, runs: int = 3) -> list[dict[str, Array]]:

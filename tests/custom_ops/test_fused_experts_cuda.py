@@ -22,6 +22,9 @@ pytestmark = pytest.mark.gpu
 
 HALVES = ("float16", "bfloat16")
 
+WAYS = ((1, 5), (9, 20), (9, 4), (70, 4))
+"""Tokens and experts of two choices a token for each of the kernels: one token, few, few rows of an expert, many."""
+
 # --- Against float64 ---
 
 
@@ -56,9 +59,9 @@ def test_every_call(case: ExpertsCase) -> None:
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a['activation']}{a['gated']}")
 def test_activations(activation: dict[str, Any], onnx_type: str, variant: str) -> None:
-    for tokens in (1, 9, 70):
+    for tokens, experts in WAYS:
         fields = {**VARIANTS[variant], "attributes": activation, "has_bias": True}
-        case = ExpertsCase((tokens,), 5, 2, 320, 192, onnx_type, **fields)
+        case = ExpertsCase((tokens,), experts, 2, 320, 192, onnx_type, **fields)
         case.check(launch(case))
 
 
@@ -71,8 +74,8 @@ def test_every_code_is_decoded_to_the_bits_of_its_value(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_outliers_zeros_and_blocks_of_equal_weights(onnx_type: str, variant: str) -> None:
-    for tokens in (1, 9, 70):
-        case = ExpertsCase((tokens,), 5, 2, 320, 192, onnx_type, **VARIANTS[variant], outliers=True)
+    for tokens, experts in WAYS:
+        case = ExpertsCase((tokens,), experts, 2, 320, 192, onnx_type, **VARIANTS[variant], outliers=True)
         case.check_each(launch(case))
 
 
@@ -83,9 +86,9 @@ def test_block_sizes(weight_format: str, block_size: int, has_zero_points: bool)
     """Odd numbers of blocks, whose zero points end in half a byte; for fp8 also blocks that are cut off."""
     rest = 0 if weight_format != "fp8" else 11
     for onnx_type in DTYPES:
-        for tokens in (1, 6, 70):
+        for tokens, experts in WAYS:
             case = ExpertsCase(
-                (tokens,), 3, 2, 3 * block_size + rest, block_size + rest, onnx_type, weight_format,
+                (tokens,), experts, 2, 3 * block_size + rest, block_size + rest, onnx_type, weight_format,
                 has_zero_points=has_zero_points, block_size=block_size,
             )  # fmt: skip
             case.check_each(launch(case))
@@ -203,7 +206,7 @@ def test_few_tokens_whose_choices_fill_a_warp_and_more(tokens: int, k: int, weig
 def test_reductions_of_a_few_steps(tokens: int, inner: int, weight_format: str) -> None:
     """Steps by themselves and with another, whole and not; an odd number of experts, of which two are taken at once."""
     case = ExpertsCase(
-        (tokens,), 5, 3, 192, inner, "bfloat16", weight_format, choices="outside", has_bias=True, block_size=32
+        (tokens,), 13, 3, 192, inner, "bfloat16", weight_format, choices="outside", has_bias=True, block_size=32
     )
     case.check_each(launch(case))
 
@@ -212,9 +215,10 @@ def test_reductions_of_a_few_steps(tokens: int, inner: int, weight_format: str) 
 @pytest.mark.parametrize("onnx_type", DTYPES)
 @pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (2048, 768), (2880, 704), (7168, 256)])
 def test_layers_of_real_width(hidden: int, inner: int, onnx_type: str, weight_format: str) -> None:
-    case = ExpertsCase((3,), 3, 2, hidden, inner, onnx_type, weight_format, block_size=64)
+    case = ExpertsCase((3,), 8, 2, hidden, inner, onnx_type, weight_format, block_size=64)
     case.check(launch(case))
-    _check_parts(case, ((1, 1),))
+    if weight_format != "int4" or hidden < 7168:  # whose wide rows other kernels take where they are several
+        _check_parts(case, ((1, 1),))
 
 
 @pytest.mark.parametrize("onnx_type", DTYPES)
@@ -242,8 +246,8 @@ def test_no_tokens() -> None:
 def test_special_values_stay_in_their_row() -> None:
     """NaN and infinities in one token leave the others' bits alone, few of them and many."""
     for weight_format in FORMATS:
-        for tokens in (5, 100):
-            case = ExpertsCase((tokens,), 3, 2, 192, 64, "bfloat16", weight_format)
+        for tokens, experts in ((5, 10), (5, 3), (100, 3)):
+            case = ExpertsCase((tokens,), experts, 2, 192, 64, "bfloat16", weight_format)
             clean = launch(case)
             case.feeds["x"][2, 7], case.feeds["x"][3, 8] = np.nan, np.inf
             soiled = launch(case)
@@ -280,7 +284,7 @@ def test_scales_of_integers_at_their_limits(variant: str, onnx_type: str, larges
 
 def test_addresses_off_their_alignment() -> None:
     for weight_format in FORMATS:
-        case = ExpertsCase((3,), 4, 2, 64, 64, "float16", weight_format)
+        case = ExpertsCase((3,), 8, 2, 64, 64, "float16", weight_format)
         case.check(Launcher(case, shift=2)())
 
 
@@ -305,9 +309,9 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others(onnx_type: str, wei
     for tokens, k, parts in (few, sparse, many):
         case = ExpertsCase((tokens,), 16, k, 640, 1152, onnx_type, weight_format, block_size=32, has_bias=True)
         _check_parts(dataclasses.replace(case, has_residual=True), parts)
-    if weight_format not in ("mxfp4", "fp8"):  # which other kernels take by then
-        case = ExpertsCase((6,), 64, 10, 640, 192, onnx_type, weight_format, block_size=32, has_bias=True)
-        _check_parts(case, ((0, 1), (2, 3)))
+    tokens = {"nvfp4": 7, "mxfp4": 9, "int8": 10, "dense": 8}.get(weight_format, 5)  # as many as few may be
+    case = ExpertsCase((tokens,), 64, 8, 640, 192, onnx_type, weight_format, block_size=32, has_bias=True)
+    _check_parts(case, ((0, 1), (2, 3)))
 
 
 def _check_parts(case: ExpertsCase, parts: Iterable[tuple[int, int]]) -> None:
@@ -331,7 +335,7 @@ def test_given_maps_and_own_maps() -> None:
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_nothing_is_written_behind_the_scratch(onnx_type: str, weight_on: str) -> None:
     for weight_format in FORMATS:
-        for tokens in (1, 9, 70, 300):
+        for tokens in (1, 4, 9, 70, 300):
             attributes = {**ACTIVATIONS[0], "weight_on": weight_on}
             launcher = Launcher(ExpertsCase((tokens,), 8, 2, 64, 192, onnx_type, weight_format, attributes))
             launcher()

@@ -16,7 +16,7 @@ from tests.router_cases import DTYPES
 pytestmark = pytest.mark.gpu
 
 TOKENS = (1, 2, 4, 6, 8, 12, 13, 16, 17, 64, 65, 129)
-"""On both sides of where kernels change, 16 to 64 choices of a format and twice the experts, and multiples of tiles."""
+"""On both sides of where kernels change, 40 to 80 choices of a format, and multiples of tiles."""
 
 FACTORS: dict[str, Any] = {
     "tokens": TOKENS,
@@ -48,7 +48,7 @@ def experts_case(tokens: int, variant: str, sizes: tuple[int, int, int], **facto
         attributes |= {"beta": 0.5, "limit": 0.75}
     hidden, inner, block_size = sizes
     fields = {**VARIANTS[variant], "block_size": block_size, "attributes": attributes, **factors}
-    return ExpertsCase((tokens,), 16, hidden=hidden, inner=inner, seed=tokens, **fields)
+    return ExpertsCase((tokens,), 48, hidden=hidden, inner=inner, seed=tokens, **fields)
 
 
 CASES = [experts_case(**factors) for factors in pairwise(FACTORS)]

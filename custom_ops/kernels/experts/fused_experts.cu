@@ -1,7 +1,7 @@
 // FusedExperts on CUDA: FC1 with its activation, then FC2 with finalize taken in, or FC2 and FinalizeRouting.
 //
-//   few     few slots (tokens * k; FewSlots), if they fit into shared memory, in every format: FC1, and FC2 with
-//           finalize (few/few.cu), two launches; tokens of an expert are found in the indices
+//   few     few slots (tokens * k; IsFew), if they fit into shared memory, in every format: FC1, and FC2 with finalize
+//           (few/few.cu), two launches; tokens of an expert are found in the indices
 //   gemm    on Hopper the rest, in every format and for any number of tokens: FC1, FC2 (both gemm/gemm.cu, or
 //           gemm/sparse.cu where experts have few rows each) and FinalizeRouting, with the maps, which are built first
 //           where none are given
@@ -15,6 +15,7 @@
 // kernels.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/common/launch.cuh"
@@ -75,29 +76,41 @@ Plan GemmPlan(const ExpertsArgs& args) {
 
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
-// Up to how many slots the kernels for few tokens are faster than the grouped product, as measured on an H200 for 8 and
-// 10 choices of 128 and 512 experts, mxfp4 for 4 of 32, and dense for 8 of 128 and 2 of 8 too. us, with even choices:
-// nvfp4 of 512 experts 65 and 73 at 60 slots, 82 and 84 at 80, but by Zipf's law, where many choose the same expert, 63
-// and 62, 78 and 72; int8 99 and 107 at 80 slots (87 and 87); dense of 128 experts 130 and 135 at 64 slots, 152 and 150
-// at 80, of 8 experts 455 and 471 at 8, 881 and 645 at 32. Few packed experts, whose tokens meet sooner, were not
-// measured.
-int64_t FewSlots(WeightFormat format, int64_t experts) {
-  const bool many = experts >= 64;
+// Where the kernels for few tokens are faster than the grouped product. Tokens of few experts soon meet, and only the
+// grouped product decodes a weight once for all of them; rows of x take shared memory that weights then lack.
+struct FewLimits {
+  int64_t slots, slots_of_four_experts;
+  int64_t elements = std::numeric_limits<int64_t>::max();  // of x, where it has more than one row
+};
+
+// As measured on an H200 with 2 to 10 choices of 8 to 512 experts, H of 2048 to 7168, even choices and Zipf's law: of
+// the two, what is taken then is the faster one, or takes 0.1 % (int8) to 0.6 % (nvfp4) longer in the mean, with even
+// choices at most 10 % (int4 512/10/2560/640 at 60 slots), with Zipf's, where many choose the same expert, 16 % (nvfp4
+// 64/8/2048/1024 at 56). Four bits of 8/2/4096/1792 at 24 slots: 71 us by these kernels and 47 by the grouped product
+// in nvfp4, 91 and 54 in int4.
+FewLimits LimitsOfFew(WeightFormat format) {
   switch (format) {
     case WeightFormat::kNvfp4:
-      return many ? 60 : 40;
-    case WeightFormat::kFp8:
-      return 40;
+      return {60, 5};
     case WeightFormat::kMxfp4:
-      return 16;
+      return {72, 6};
     case WeightFormat::kInt4:
-      return 64;
+      return {40, 4, 12288};
     case WeightFormat::kInt8:
-      return many ? 80 : 64;
+      return {80, 8};
+    case WeightFormat::kFp8:
+      return {40, 4};
     case WeightFormat::kDense:
       break;
   }
-  return std::min<int64_t>(64, 2 * experts);
+  return {64, 8};
+}
+
+bool IsFew(WeightFormat format, const ExpertsArgs& args) {
+  const FewLimits limits = LimitsOfFew(format);
+  const int64_t slots = args.tokens * args.k;
+  return slots <= limits.slots && 4 * slots <= limits.slots_of_four_experts * args.experts &&
+         (args.tokens == 1 || args.tokens * args.hidden <= limits.elements);
 }
 
 // Whether the kernels for many tokens take the call.
@@ -118,11 +131,9 @@ Plan MakePlan(const ExpertsConfig& config, const ExpertsArgs& args) {
   }
   const size_t limit = static_cast<size_t>(shared_limit);
   const bool many = HasMany(config, args), dense = config.weight_format == WeightFormat::kDense;
-  const int64_t slots = args.tokens * args.k;
   const bool gemm = HasExpertsGemm(config, args);
   Plan plan;
-  if ((!gemm || slots <= FewSlots(config.weight_format, args.experts)) &&
-      PlanFew(config, args, processors, limit, &plan)) {
+  if ((!gemm || IsFew(config.weight_format, args)) && PlanFew(config, args, processors, limit, &plan)) {
     plan.path = Path::kFew;
     return plan;
   }
