@@ -57,6 +57,7 @@ SHAPES = (
     Shape(512, 10, 2560, 640, "nvfp4", "float16"),
     Shape(512, 10, 2560, 640, "int4", "float16", 32),
     Shape(128, 8, 2048, 768, "int4", "float16", 32),
+    Shape(8, 2, 4096, 14336, "int4", "float16", 32),
     Shape(32, 4, 2880, 2880, "mxfp4"),
     Shape(128, 8, 2048, 768, "mxfp4"),
     Shape(512, 10, 2560, 640, "dense"),

@@ -6,11 +6,18 @@ import re
 from collections.abc import Iterable
 
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]")
+_MANGLED = re.compile(r"_ZN?")
+_LENGTH = re.compile(r"\d+")
 _QUALIFIERS = re.compile(r"\bconst\s*$")
 
 
 def short_name(kernel: str) -> str:
-    """A demangled kernel's own name: without its type, its namespaces, and what is in brackets; of a copy, which."""
+    """A kernel's own name: without its type, its namespaces, and what is in brackets; of a copy, which.
+
+    Profilers leave the longest names mangled: `_ZN`, namespaces and name, each behind its length, then the arguments.
+    """
+    if found := _MANGLED.match(kernel):
+        return _last_of_nested(kernel[found.end() :]) or kernel
     rest = kernel.replace("->", "")
     while (fewer := _BRACKETS.sub("", rest)) != rest:
         rest = fewer
@@ -18,6 +25,15 @@ def short_name(kernel: str) -> str:
     if rest.startswith(("Memcpy", "Memset")) or not rest:
         return rest or kernel
     return rest.split("::")[-1].split()[-1]
+
+
+def _last_of_nested(names: str) -> str:
+    """The last of a mangled name's identifiers before its arguments; empty where there is none."""
+    last = ""
+    while found := _LENGTH.match(names):
+        end = found.end() + int(found[0])
+        last, names = names[found.end() : end], names[end:]
+    return last
 
 
 def together(kernels: Iterable[tuple[str, float]], layers: int) -> dict[str, float]:

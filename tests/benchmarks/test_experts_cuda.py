@@ -61,9 +61,13 @@ def test_loads_differ() -> None:
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "dense"])
 def test_a_cycle(weight_format: str) -> None:
+    """Of a seed: a tie that roundings break otherwise sends a token to another expert, a large part of so few rows."""
+    import torch
+
     from benchmarks.expert_stack import Experts
     from benchmarks.experts import disagreements, measure_cycle
 
+    torch.manual_seed(0)
     row = measure_cycle(Experts(Shape(64, 4, 256, 128, weight_format)), 2, layers=3)
     assert disagreements([row]) == []
     assert min(row["cycle_ms"], row["contrib_ms"]) > 0

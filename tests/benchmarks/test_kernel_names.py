@@ -19,6 +19,10 @@ from benchmarks.kernel_names import short_name, together
         ("void a::X<T>::run<int>(int) const", "run"),
         ("void a::gemm<decltype(f() -> int)>(T*, int) [clone .kd]", "gemm"),
         ("(odd)", "(odd)"),
+        ("_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalINS1_9SomeShapeEEEEEvNT_6ParamsE", "device_kernel"),
+        ("_ZN12_GLOBAL__N_14sortEPf", "sort"),
+        ("_Z4gemvILi8EEvPKf", "gemv"),
+        ("_ZSt3foov", "_ZSt3foov"),
     ],
 )
 def test_short_names(kernel: str, short: str) -> None:
