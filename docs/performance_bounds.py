@@ -63,31 +63,37 @@ int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 an
 16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 16 % longer at
 4 tokens, and int8 15 %. A second chain of products in flight in each warp made no difference.
 
-With more than 60 choices of nvfp4 and 80 of int8 (40 and 64 of fewer than 64 experts), 40 of fp8, 64 of int4, 16 of
-mxfp4, and 64 or twice the experts of dense weights, or with fewer that do not fit into shared memory, the grouped
-product takes over. At these numbers it would still take 6 to 12 % longer of even choices and, by Zipf's law, where more
-of them meet at an expert, from 7 % less to 7 % more. Dense weights take wgmma; packed ones with mma.sync while an
-expert has up to 20 tokens in the mean (four bits) or 16 (eight), and beyond that with wgmma. A weight is decoded once
-for all tokens. nvfp4 512/10/2560/640 takes 84, 133, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to
-3.3 TB/s; wgmma, whose waits held up the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens
-int4/32 takes 159 and 361 us (wgmma 261 and 609), mxfp4 150 and 195 (236 and 248), int8/128 134 and 194 (227 and 326),
-fp8/128 113 and 169 (183 and 266). By ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were
-busy with nvfp4 and 57 % of the pipe of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6
-instructions of a thread with all that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the
-instructions, and the last wave: a multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64
-tokens waited a fifth of the time for rows of tokens, which three warps copied by 16 bytes, and whose weights were
-there; since one warp has a row copied at once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four
-to a multiprocessor, took up to 8 % longer than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
+With more than 60 choices of nvfp4, 72 of mxfp4, 40 of int4, 80 of int8, 40 of fp8 or 64 of dense weights the grouped
+product takes over, and from fewer on where there are few experts, at which tokens soon meet: with more choices than
+1.25 times the experts of nvfp4, 1.5 times of mxfp4, as many of int4 and fp8, and twice of int8 and dense weights; with
+more than 12288 elements of several rows beside int4; and where the rows do not fit into shared memory. Of 13 layers
+from 8/2/4096/1792 to 512/10/2560/640 and 256/8/7168/2048, all six formats, 4 to 96 even choices and Zipf's, both ways
+were measured: what is taken is the faster one, or takes 0.3 % longer in the mean, with even choices at most 10 %, with
+Zipf's 16 %. At 24 choices of 8/2/4096/1792 nvfp4 takes 47 us by the grouped product and 71 by the kernels for few
+tokens, int4 54 and 91; at 32 of 128/8/2048/768 mxfp4 takes 49 and 39.
+
+In the grouped product dense weights take wgmma; packed ones take mma.sync while an expert has up to 20 tokens in the
+mean (four bits) or 16 (eight), and beyond that wgmma. A weight is decoded once for all tokens. nvfp4 512/10/2560/640
+takes 84, 133, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to 3.3 TB/s; wgmma, whose waits held up
+the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens int4/32 takes 161 and 361 us (wgmma 261
+and 609), mxfp4 152 and 195 (236 and 248), int8/128 135 and 194 (227 and 326), fp8/128 114 and 169 (183 and 266). By
+ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe
+of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all
+that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a
+multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for
+rows of tokens, which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at
+once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer
+than two of 128; one of 256 took 4 % longer at 16 tokens and 2 % less at 64.
 
 With wgmma, dense weights and rows of tokens come to shared memory, 256 weight rows by up to 176 tokens of an expert.
-Dense 128/8/2048/768 takes 195, 262, 293, 343 and 655 us at 16, 32, 64, 1024 and 4096 tokens, which is 3.9 TB/s at 16
-and 470 TFLOP/s at 4096; 8/2/4096/14336 took 4.5 to 4.7 ms at 4096 tokens, 610 to 640 TFLOP/s, in runs without the
-contrib op beside it (the sweep below, with it, has 5.25 ms). Packed weights are decoded into the place of dense ones by
+Dense 128/8/2048/768 takes 195, 261, 293, 345 and 676 us at 16, 32, 64, 1024 and 4096 tokens, which is 3.9 TB/s at 16
+and 458 TFLOP/s at 4096; 8/2/4096/14336 took 4.5 to 4.7 ms at 4096 tokens, 610 to 640 TFLOP/s, in runs without the
+contrib op beside it (the sweep below, with it, has 5.3 ms). Packed weights are decoded into the place of dense ones by
 one or two warpgroups of their own, while two others multiply what was decoded before: at 1024 and 4096 tokens of
-128/8/2048/768 int8/128 takes 293 to 304 and 733 us, fp8/128 293 and 737, nvfp4 299 and 771, mxfp4 32/4/2880/2880 563 us
-and 2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took 573 us at 1024 tokens,
-fp8 482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the time: a tile's end takes
-a sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68 %. int8's FC1 at 1024
+128/8/2048/768 int8/128 takes 297 and 745 us, fp8/128 291 and 760, nvfp4 299 and 771, mxfp4 32/4/2880/2880 562 us and
+2.0 ms. Decoded into the registers of those who multiply, over tiles of 64 tokens, int8 took 573 us at 1024 tokens, fp8
+482, mxfp4 774. By ncu, dense FC1 at 4096 tokens keeps the tensor pipe busy for 65 % of the time: a tile's end takes a
+sixth of it, in which nothing is multiplied, waits for copies a seventh, and the L2 is at 68 %. int8's FC1 at 1024
 tokens is bound by shared memory, 78 % busy, which decoded weights pass twice. Of eight-bit weights two stages of copies
 in place of three took 32 % longer at 4096 tokens; tiles of 128 tokens there 10 %; copies that bring 256 bytes into the
 L2 made no difference.

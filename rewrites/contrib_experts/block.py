@@ -66,6 +66,7 @@ class ContribBlock:
         k: K.
         normalize: Whether the weights of the chosen are divided by their sum.
         hidden: H.
+        inner: I.
         experts: E.
         attributes: Of the FusedExperts.
         layers: Of the FusedExperts: what it takes by its inputs' names.
@@ -79,6 +80,7 @@ class ContribBlock:
     k: int
     normalize: bool
     hidden: int
+    inner: int
     experts: int
     attributes: Mapping[str, AttributeValue]
     layers: Mapping[str, Source]
@@ -176,6 +178,7 @@ def read(node: ir.Node, target: str) -> ContribBlock:
         _choices(node, logits, experts),
         bool(integer(node, "normalize_routing_weights", 0)),
         hidden,
+        inner,
         experts,
         full,
         {f"{name}_{part}": source for name, parts in read_layers.items() for part, source in parts.items()},

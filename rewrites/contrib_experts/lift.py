@@ -13,7 +13,7 @@ from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeV
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
 from ort_moe.rewrites.contrib_experts.masked_choice import MaskedChoice, read_masked_choice
 from ort_moe.rewrites.contrib_experts.sources import register, require_unshared
-from ort_moe.rewrites.contrib_experts.speed import why_slower
+from ort_moe.rewrites.contrib_experts.speed import LayerSize, why_slower
 from ort_moe.rewrites.experts.node import FORM, Writer
 from ort_moe.rewrites.names import Names, take_over
 from ort_moe.rewrites.router_node import ABSORBED, canonical
@@ -64,7 +64,7 @@ def lift_contrib(model: ir.Model, chosen: Collection[str], target: str) -> Lifte
             if node.graph is not model.graph:
                 raise Refusal("it is in a body of If, Loop or Scan", "experts-in-subgraph")
             block = read(node, target)
-            slower = why_slower(target, block.weight_format)
+            slower = why_slower(target, block.weight_format, LayerSize(block.k, block.hidden, block.inner))
             if slower is not None:
                 raise Refusal(slower, "contrib-is-faster")
             require_unshared([*block.layers.values()], node)

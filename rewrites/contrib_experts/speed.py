@@ -5,6 +5,7 @@ Whoever makes a kernel faster changes its row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,46 +14,103 @@ PARITY = 1.1
 
 
 @dataclass(frozen=True)
+class LayerSize:
+    """What of a layer's sizes its time at 1 token depends on.
+
+    Attributes:
+        k: Experts chosen.
+        hidden: H.
+        inner: I.
+    """
+
+    k: int
+    hidden: int
+    inner: int
+
+    def distance(self, other: LayerSize) -> float:
+        """How unlike two layers are: by how many doublings they differ in experts chosen and in an expert's size."""
+        experts = self.hidden * self.inner / (other.hidden * other.inner)
+        return abs(math.log2(self.k / other.k)) + abs(math.log2(experts))
+
+
+@dataclass(frozen=True)
 class Measured:
     """A layer of router and experts at 1 token, as in decoding.
 
     Attributes:
-        where: Device, type of the rows, and E/K/H/I.
-        ours: us; None where ours was not run beside the contrib op.
+        where: Device and type of the rows.
+        experts: E.
+        size: K, H and I.
+        ours: us.
         contrib: us of the contrib op.
     """
 
     where: str
-    ours: float | None = None
-    contrib: float | None = None
+    experts: int
+    size: LayerSize
+    ours: float
+    contrib: float
 
     @property
-    def ratio(self) -> float | None:
+    def ratio(self) -> float:
         """Our time by the contrib op's."""
-        return None if self.ours is None or self.contrib is None else self.ours / self.contrib
+        return self.ours / self.contrib
+
+    @property
+    def layer(self) -> str:
+        """Type of the rows and E/K/H/I, and where it was measured."""
+        return f"{self.where} {self.experts}/{self.size.k}/{self.size.hidden}/{self.size.inner}"
 
 
-MEASURED: Mapping[tuple[str, str], Measured] = {
-    ("cuda", "dense"): Measured("H200, bfloat16 128/8/2048/768", 27.89, 52.12),
-    ("cuda", "nvfp4"): Measured("H200, bfloat16 512/10/2560/640", 18.87, 53.42),
-    ("cuda", "mxfp4"): Measured("H200, bfloat16 32/4/2880/2880", 31.46, 56.06),
-    ("cuda", "int4"): Measured("H200, float16 512/10/2560/640", 20.74, 89.49),
-    ("cuda", "int8"): Measured("H200, float16 128/8/2048/768", 20.42, 27.7),
-    ("cuda", "fp8"): Measured("H200"),
-    ("cpu", "dense"): Measured("float32 32/8/1024/512", 4706.0, 4602.0),
-    ("cpu", "nvfp4"): Measured("float32 128/8/2048/768", 2963.0, 2860.0),
-    ("cpu", "int4"): Measured("float32 128/8/2048/768", 3995.0, 5277.0),
+_WIDE, _FINE, _FINEST = LayerSize(2, 4096, 14336), LayerSize(8, 2048, 768), LayerSize(10, 2560, 640)
+
+MEASURED: Mapping[tuple[str, str], tuple[Measured, ...]] = {
+    ("cuda", "dense"): (
+        Measured("H200, bfloat16", 512, _FINEST, 32.04, 64.35),
+        Measured("H200, bfloat16", 128, _FINE, 25.76, 50.25),
+        Measured("H200, bfloat16", 8, _WIDE, 186.53, 212.25),
+    ),
+    ("cuda", "nvfp4"): (
+        Measured("H200, bfloat16", 512, _FINEST, 18.87, 53.42),
+        Measured("H200, bfloat16", 128, _FINE, 15.28, 35.96),
+    ),
+    ("cuda", "mxfp4"): (
+        Measured("H200, bfloat16", 128, _FINE, 15.62, 33.09),
+        Measured("H200, bfloat16", 32, LayerSize(4, 2880, 2880), 31.33, 54.01),
+    ),
+    ("cuda", "int4"): (
+        Measured("H200, float16", 512, _FINEST, 20.43, 89.49),
+        Measured("H200, float16", 128, _FINE, 16.14, 27.28),
+        Measured("H200, float16", 8, _WIDE, 87.78, 74.05),
+    ),
+    ("cuda", "int8"): (Measured("H200, float16", 128, _FINE, 19.53, 27.82),),
+    ("cuda", "fp8"): (),
+    ("cpu", "dense"): (Measured("float32", 32, LayerSize(8, 1024, 512), 4706.0, 4602.0),),
+    ("cpu", "nvfp4"): (
+        Measured("float32", 512, _FINEST, 3389.0, 3360.0),
+        Measured("float32", 128, _FINE, 2963.0, 2860.0),
+    ),
+    ("cpu", "int4"): (Measured("float32", 128, _FINE, 3995.0, 5277.0),),
 }
 """By where the model shall run, and the format of its experts' weights, as recorded in benchmarks/results/, from even
-choices. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. What is not here is taken to be no slower: the CPU has no other
-kernel for it, or a coarser one."""
+choices. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. Where there is no row ours were not run beside the contrib op; what
+is not here is taken to be no slower: the CPU has no other kernel for it, or a coarser one."""
 
 
-def why_slower(target: str, weight_format: str) -> str | None:
-    """Why experts of this format are left to ONNX Runtime's own kernel there; None where they are not."""
-    measured = MEASURED.get((target, weight_format))
-    if measured is None or (measured.ratio is not None and measured.ratio <= PARITY):
+def why_slower(target: str, weight_format: str, size: LayerSize) -> str | None:
+    """Why experts are left to ONNX Runtime's own kernel there; None where they are not.
+
+    The measured layer of their format that is most like theirs decides.
+    """
+    layers = MEASURED.get((target, weight_format))
+    if layers is None:
         return None
-    if measured.ratio is None:
-        return f"with weights in {weight_format}, ours were not measured beside it on an {measured.where}"
-    return f"with weights in {weight_format}, ours take {measured.ratio:.2f} times as long ({measured.where}, 1 token)"
+    if not layers:
+        return f"with weights in {weight_format}, ours were not measured beside it on an H200"
+    nearest = min(layers, key=lambda measured: size.distance(measured.size))
+    if nearest.ratio <= PARITY:
+        return None
+    return (
+        f"with weights in {weight_format}, ours take {nearest.ratio:.2f} times as long in the layer measured that is "
+        f"most like it ({nearest.layer}, 1 token)"
+    )
