@@ -412,8 +412,8 @@ moe (float[T, 4] x) => (float[T, 4] y)
     "contrib-is-faster": Example(
         "A QMoE of float8 weights, for CUDA.",
         """\
-moe (float[T, 32] x) => (float[T, 32] y)
-<float[32, 8] gate, float8e4m3fn[8, 32, 32] fc1, float[8, 1, 1] scales1, float8e4m3fn[8, 32, 32] fc2,
+moe (float16[T, 32] x) => (float16[T, 32] y)
+<float16[32, 8] gate, float8e4m3fn[8, 32, 32] fc1, float[8, 1, 1] scales1, float8e4m3fn[8, 32, 32] fc2,
  float[8, 1, 1] scales2>
 {
     logits = MatMul (x, gate)

@@ -65,7 +65,7 @@ def lift_contrib(model: ir.Model, chosen: Collection[str], target: str) -> Lifte
                 raise Refusal("it is in a body of If, Loop or Scan", "experts-in-subgraph")
             block = read(node, target)
             slower = why_slower(target, block.weight_format, LayerSize(block.k, block.hidden, block.inner))
-            if slower is not None:
+            if slower is not None and not _lacks_kernel(block, target):
                 raise Refusal(slower, "contrib-is-faster")
             require_unshared([*block.layers.values()], node)
         except Refusal as refusal:
@@ -74,6 +74,11 @@ def lift_contrib(model: ir.Model, chosen: Collection[str], target: str) -> Lifte
         names = names or Names(model.graph)
         fused.append(_replace(block, names))
     return Lifted(tuple(fused), refused, time.perf_counter() - start)
+
+
+def _lacks_kernel(block: ContribBlock, target: str) -> bool:
+    """Whether ONNX Runtime has no kernel for the node there: QMoE on CUDA takes rows in half precision alone."""
+    return target == "cuda" and block.node.op_type == "QMoE" and block.dtype == ir.DataType.FLOAT
 
 
 def _replace(block: ContribBlock, names: Names) -> ir.Node:

@@ -58,7 +58,7 @@ def test_explain_layer(ort_moe: Command, source: Path) -> None:
 
 
 def test_explain_for_a_target(ort_moe: Command, tmp_path: Path) -> None:
-    onnx.save(ContribCase(weight_format="fp8").model(), tmp_path / "qmoe.onnx")
+    onnx.save(ContribCase(weight_format="fp8", dtype="float16").model(), tmp_path / "qmoe.onnx")
     left = ort_moe("explain", tmp_path / "qmoe.onnx").out
     assert "moe makes the choice itself" in left
     assert "OM023 contrib-is-faster" in left

@@ -268,7 +268,7 @@ def test_a_router_of_router_weights_grows() -> None:
             "4 and 8 bits",
         ),
         (ContribCase(weight_format="mxfp4", attributes={"quant_type": "wfp4afp8"}), "cpu", "contrib-form", "wfp4afp8"),
-        (ContribCase(weight_format="fp8"), "cuda", "contrib-is-faster", "fp8, ours were not measured"),
+        (ContribCase(weight_format="fp8", dtype="float16"), "cuda", "contrib-is-faster", "fp8, ours were not measured"),
         (
             ContribCase("silu", None, separate=True, weight_format="nvfp4"),
             "cpu",
@@ -281,6 +281,11 @@ def test_a_router_of_router_weights_grows() -> None:
 def test_refused(case: ContribCase, target: str, slug: str, told: str) -> None:
     assert refusal(case, target)[0] == slug
     assert told in refusal(case, target)[1]
+
+
+def test_what_onnxruntime_has_no_kernel_for_is_not_left_to_it() -> None:
+    (site,) = rewrite(ir.from_proto(ContribCase(weight_format="fp8").model()), target="cuda").experts
+    assert site.status == "whole"
 
 
 def test_older_shapes_are_refused() -> None:
