@@ -219,11 +219,11 @@ def difference_of_rows(got: Any, expected: Any, tied: Any, tolerance: float) -> 
     """Largest difference of rows that are not near a tie, and which of the others differ."""
     import numpy as np
 
-    a, b = (array.reshape(len(tied), -1).astype(np.float64) for array in (got, expected))
-    if a.shape != b.shape:
+    if got.size != expected.size:
         return float("inf"), np.zeros_like(tied)
-    if not a.size:
+    if not expected.size:  # of no rows, or rows of nothing
         return 0.0, np.zeros_like(tied)
+    a, b = (array.reshape(len(tied), -1).astype(np.float64) for array in (got, expected))
     finite = np.isfinite(b)
     scale = float(np.abs(b[finite]).max()) if finite.any() else 0.0
     with np.errstate(invalid="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def told(limit: float) -> str:
 
 def as_rows(array: Any) -> Any:
     """An array (..., N) as rows (R, N)."""
-    return array.reshape(-1, array.shape[-1])
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])  # -1 is not told where N is 0
 
 
 def relative_difference(got: Floats, expected: Floats) -> float:
