@@ -53,8 +53,9 @@ def quantize(
     """Quantizes float weights to the nearest codes, an expert at a time.
 
     Symmetric: the scale takes the largest magnitude of a block to 7 or 127. Otherwise scale and zero point spread the
-    codes from the least weight of a block, or 0, to its largest, or 0, so that 0 has a code. A scale is rounded up
-    where the nearest one of its type would cut off these ends; only that of a block of zeros is 0.
+    codes from the least weight of a block, or 0, to its largest, or 0, so that 0 has a code. Both ends lie within half
+    a step of codes that are finite in float32: a scale is rounded up where the nearest one of its type would cut them
+    off; only that of a block of zeros is 0.
 
     Args:
         weights: (E, N, D) float32, float16 or bfloat16, finite; D is a multiple of `block_size`.
@@ -82,20 +83,19 @@ def quantize(
     for expert in range(experts):
         blocks = weights[expert].astype(np.float64).reshape(rows, count, block_size)
         checks.check_finite(weight_format, name, expert, blocks)
-        least, largest = blocks.min(axis=-1, initial=0.0), blocks.max(axis=-1, initial=0.0)
-        spread, most = (np.maximum(-least, largest), last // 2) if symmetric else (largest - least, last)
-        steps = arrays.rounded_scales(spread / most, spread / (most + 0.5), dtype).astype(np.float64)
+        below, above = np.abs(blocks.min(axis=-1, initial=0.0)), blocks.max(axis=-1, initial=0.0)
+        ends = (np.maximum(below, above), np.zeros_like(above)) if symmetric else (below, above)
+        scales[expert] = _scales(*ends, last // 2 if symmetric else last, dtype)
+        steps = scales[expert].astype(np.float64)
         if not np.isfinite(steps).all():
             raise ValueError(
                 f"{weight_format}: '{name}' must have scales that fit into {dtype}, but expert {expert} has not"
             )
         divisors = np.where(steps > 0.0, steps, 1.0)
-        zeros = np.full_like(least, (last + 1) // 2) if symmetric else np.clip(np.rint(-least / divisors), 0, last)
-        reach = last // 2 if symmetric else np.maximum(zeros, last - zeros)
-        # Where a scale that was rounded up takes the outermost codes beyond float32, the next smaller one does.
-        smaller = arrays.neighbours(divisors.astype(dtype), -1).astype(np.float64)
-        divisors = np.where(reach * steps > _LARGEST, smaller, divisors)
-        scales[expert] = np.where(steps > 0.0, divisors, 0.0).astype(dtype)
+        if symmetric:
+            zeros = np.full_like(below, (last + 1) // 2)
+        else:  # the lower of two that are as near to the least weight, where the largest needs all codes above it
+            zeros = np.minimum(np.rint(below / divisors), last - _reach(above, steps))
         finite = np.floor(_LARGEST / divisors)
         lowest, highest = np.maximum(zeros - finite, 0), np.minimum(zeros + finite, last)
         codes = np.rint(blocks / divisors[..., None]) + zeros[..., None]
@@ -257,6 +257,65 @@ def check(layer: Integers, name: str = "weights") -> None:
         expected = (experts, rows, -(-count * bits // 8))
         what, letters = f"the zero points of '{name}'", f"(E, N, ceil(D / {layer.block_size} * {bits} / 8))"
         checks.check_part(weight_format, what, layer.zero_points, np.uint8, expected, letters, beside)
+
+
+def _scales(
+    below: npt.NDArray[np.float64], above: npt.NDArray[np.float64], most: int, dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """The scales nearest to those that spread all codes over a block, of those that keep both of its ends.
+
+    Args:
+        below: How far below 0 the least weight of a block lies.
+        above: How far above 0 the largest does; 0 for symmetric codes.
+        most: Codes beside that of 0, on both of its sides.
+        dtype: What the scales are to be.
+    """
+    with np.errstate(over="ignore"):
+        scales = ((below + above) / most).astype(dtype)
+    lost = ~_keep_ends(below, above, most, scales)
+    if lost.any():
+        scales[lost] = _scales_nearby(below[lost], above[lost], most, scales[lost])
+    return scales
+
+
+def _scales_nearby(
+    below: npt.NDArray[np.float64], above: npt.NDArray[np.float64], most: int, scales: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Scales that keep both ends, instead of the nearest, which do not.
+
+    Without a limit to float32 the next larger one does: it is no less than the scale that was wanted. An outermost code
+    beyond float32 comes back into it with a scale that is a little smaller, where codes suffice for that, or else with
+    one so large that the end goes half a step down.
+    """
+    farther = np.maximum(below, above)
+    reach = _reach(farther, scales)
+    smaller = np.minimum(_LARGEST / np.maximum(reach, 1.0), scales.astype(np.float64)).astype(scales.dtype)
+    too_far = reach * smaller.astype(np.float64) > _LARGEST
+    smaller = np.where(too_far, arrays.neighbours(smaller, -1), smaller)
+    scales = np.where(_keep_ends(below, above, most, smaller), smaller, scales)
+    while not (kept := _keep_ends(below, above, most, scales)).all():
+        reach, steps = _reach(farther, scales), scales.astype(np.float64)
+        half_down = np.where(reach * steps > _LARGEST, farther / (reach - 0.5), 0.0)
+        larger = np.maximum(half_down, arrays.neighbours(scales, 1).astype(np.float64)).astype(scales.dtype)
+        scales = np.where(kept, scales, larger)
+    return scales
+
+
+def _keep_ends(
+    below: npt.NDArray[np.float64], above: npt.NDArray[np.float64], most: int, scales: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Whether both ends of a block lie within half a step of codes that there are, and that are finite in float32."""
+    lower, upper, steps = _reach(below, scales), _reach(above, scales), scales.astype(np.float64)
+    finite = np.maximum(lower, upper) <= np.floor(_LARGEST / np.where(steps > 0.0, steps, 1.0))
+    kept: npt.NDArray[np.bool_] = (lower + upper <= most) & finite & ((steps > 0.0) | (below + above == 0.0))
+    return kept
+
+
+def _reach(end: npt.NDArray[np.float64], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """How many codes from that of 0 the nearest to an end of a block is; of two as near, the nearer to 0."""
+    steps = scales.astype(np.float64)
+    codes: npt.NDArray[np.float64] = np.ceil(end / np.where(steps > 0.0, steps, 1.0) - 0.5)
+    return codes
 
 
 def _check_arguments(weight_format: str, block_size: int) -> None:
