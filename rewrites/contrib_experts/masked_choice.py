@@ -4,16 +4,22 @@ onnxruntime-genai's builder writes routers so that MoE and QMoE do not know, suc
 the logarithms of the chosen scores into a tensor of numbers far below them. Of this the contrib node chooses the same
 experts, and their softmax is each score by the sum of them. Behind the node each row is multiplied by
 `sum / (sum + eps)`, and by a factor that the weights may have.
+
+A score has a logarithm only above zero: the builder clips them at some `least`. With c = max(s, least), the weights
+`c / sum(c) * sum(s) / (sum(s) + eps)` of K scores that are never negative and `s / (sum(s) + eps)` differ by
+2 * K * least / eps at most. Where that is rounded away beside 1, the latter are the choice's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from ort_moe.graphs.operators import RESHAPING
+from ort_moe.rewrites.signs import is_never_negative
 from ort_moe.rewrites.values import (
     consumers,
     dim,
@@ -28,6 +34,9 @@ from ort_moe.rewrites.values import (
     scalar,
     through,
 )
+
+_ROUNDED_AWAY = 2.0**-24
+"""Beside 1, in float32."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +87,21 @@ def read_masked_choice(contrib: ir.Node, logits: ir.Value, k: int) -> MaskedChoi
     if len(users) != 1 or not is_op(users[0], "Mul") or contrib.outputs[0].is_graph_output():
         return None
     share = _share(users[0], contrib.outputs[0], scores)
-    return None if share is None else MaskedChoice(indices, scores, *share, users[0])
+    if share is None or not 2 * k * least <= _ROUNDED_AWAY * share.eps or not is_never_negative(scores):
+        return None  # scores that are clipped could be told from those that are not
+    return MaskedChoice(indices, scores, share.divisor, share.factor, users[0])
 
 
-def _share(product: ir.Node, rows: ir.Value, scores: ir.Value) -> tuple[ir.Value, ir.Value | None] | None:
-    """The divisor and the factor of what a product multiplies each row by: `sum / (sum + eps) * factor`."""
+class _Share(NamedTuple):
+    """`sum / divisor * factor`, for a divisor that is `sum + eps`."""
+
+    divisor: ir.Value
+    factor: ir.Value | None
+    eps: float
+
+
+def _share(product: ir.Node, rows: ir.Value, scores: ir.Value) -> _Share | None:
+    """What a product multiplies each row by."""
     others = [value for value in operands(product) if value is not rows]
     # A column beside the rows, that has an element for each of them in their order.
     if len(others) != 1 or dim(others[0], -1) != 1 or not _is_beside(others[0], rows):
@@ -100,9 +119,8 @@ def _share(product: ir.Node, rows: ir.Value, scores: ir.Value) -> tuple[ir.Value
     if total is None or added is None or total.inputs[0] is not scores or not reduces_last_axis(total, keepdims=True):
         return None
     constants = [value for value in operands(added) if value is not total.outputs[0]]
-    if len(constants) != 1 or scalar(constants[0]) is None:
-        return None
-    return added.outputs[0], factor
+    eps = scalar(constants[0]) if len(constants) == 1 else None
+    return None if eps is None else _Share(added.outputs[0], factor, eps)
 
 
 def _is_beside(column: ir.Value, rows: ir.Value) -> bool:

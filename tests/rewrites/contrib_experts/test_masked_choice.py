@@ -18,6 +18,9 @@ from tests.rewrites.contrib_experts.running import TOLERANCE, difference, run
 
 NUMBERS = {"floor": -10000.0, "least": 1e-30, "eps": 1e-6, "factor": 2.5, "one": 1.0}
 
+LARGEST_LEAST = 2.0**-24 * float(np.float32(NUMBERS["eps"])) / (2 * K)
+"""Where scores may be clipped for weights of K of them not to differ in float32."""
+
 
 def masked(
     case: ContribCase,
@@ -27,6 +30,7 @@ def masked(
     bias: bool = True,
     read_again: bool = False,
     share_of: str = "scores",
+    scores_of: str = "probabilities",
 ) -> onnx.ModelProto:
     """The contrib node behind a sigmoid router with a bias, and before what brings its rows to the router's scale.
 
@@ -37,6 +41,7 @@ def masked(
         bias: Whether a bias takes part in the choice.
         read_again: Whether the node's rows are read elsewhere, too.
         share_of: Name of what is summed up.
+        scores_of: Name of what the chosen scores are gathered from.
     """
     proto = case.model()
     rows = ["batch", "tokens"] if case.rank == 3 else ["tokens"]
@@ -54,7 +59,7 @@ def masked(
         node("Reciprocal", ["denominator"], ["probabilities"]),
         node("Add", ["probabilities", "bias"], ["ranked"]),
         node("TopK", ["ranked" if bias else "probabilities", "best_k"], ["best", "ids"], "choice", axis=-1),
-        node("GatherElements", ["probabilities", "ids"], ["scores"], axis=1),
+        node("GatherElements", [scores_of, "ids"], ["scores"], axis=1),
         node("ReduceSum", [share_of, "last"], ["total"], keepdims=1),
         node("Add", ["total", "eps"], ["divisor"]),
         node("Div", ["total", "divisor"], ["quotient"]),
@@ -140,6 +145,11 @@ def test_becomes_one_router(case: ContribCase, bias: bool, factor: bool) -> None
         {"numbers": {"least": 0.0}},
         {"read_again": True},
         {"share_of": "best"},
+        {"scores_of": "gate"},  # which may be negative
+        {"numbers": {"least": 1e-3}},  # scores of less would be told apart
+        {"numbers": {"least": LARGEST_LEAST * (1.0 + 2.0**-22)}},
+        {"numbers": {"eps": 0.0}},
+        {"numbers": {"eps": -1e-6}},
     ],
     ids=str,
 )
@@ -153,6 +163,17 @@ def test_what_is_written_otherwise_keeps_its_softmax(options: dict[str, Any]) ->
     assert [site.status for site in result.experts] == ["whole"]
     assert any(node.op_type == "ScatterElements" for node in model.graph.node)
     feeds = feeds_of(case)
+    feeds["gate"][:2] -= np.float32(9.0)
+    assert difference(run(model, feeds, with_library=True), run(proto, feeds)) <= TOLERANCE["float32"]
+
+
+@BESIDE_ORT
+def test_scores_are_clipped_at_what_is_rounded_away() -> None:
+    proto = masked(ContribCase(), {"least": LARGEST_LEAST})
+    model, result = lifted(proto)
+    assert [site.attributes and site.attributes["score"] for site in result.sites] == ["sigmoid"]
+    feeds = feeds_of(ContribCase())
+    feeds["gate"][:] = np.linspace(-60.0, 0.0, len(feeds["gate"]), dtype=np.float32)[:, None]
     assert difference(run(model, feeds, with_library=True), run(proto, feeds)) <= TOLERANCE["float32"]
 
 
