@@ -21,6 +21,7 @@ from ort_moe.rewrites.contrib_experts.layers import (
 )
 from ort_moe.rewrites.contrib_experts.sources import Source, constant_source
 from ort_moe.rewrites.rule import Refusal
+from ort_moe.rewrites.signs import is_never_negative
 from ort_moe.rewrites.values import FLOATS, dim, integer, rank
 
 _MOE_INPUTS = (
@@ -183,6 +184,26 @@ def read(node: ir.Node, target: str) -> ContribBlock:
         full,
         {f"{name}_{part}": source for name, parts in read_layers.items() for part, source in parts.items()},
     )
+
+
+def require_weights_of_one_sign(block: ContribBlock) -> None:
+    """Refuse router weights that may be negative, where it matters: measured on ONNX Runtime 1.32.
+
+    It is no part of `read`, which also serves to spell a node for the CPU, in whatever way the kernels take weights.
+
+    Raises:
+        Refusal: They may be.
+    """
+    weights, kind = block.router_weights, block.node.attributes.get_string("quant_type", "int")
+    if weights is None or is_never_negative(weights) or not (kind == "int" or block.normalize):
+        return
+    sentence = f"its router_weights '{weights.name}' may be negative: "
+    if kind == "int":
+        sentence += "ONNX Runtime's CPU kernel for integers drops such choices, and others multiply by their weights"
+    else:
+        sentence += "their sum, by which they are divided, may be zero between weights that are not"
+    remedy = "Let an op end the weights that is never negative, such as Sigmoid, Softmax or Relu."
+    raise Refusal(sentence, "contrib-form", remedy=remedy)
 
 
 def _require_raw(node: ir.Node, target: str) -> None:

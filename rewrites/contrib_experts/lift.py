@@ -6,16 +6,17 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.ops import DOMAIN, FUSED_EXPERTS, FUSED_ROUTER, VERSION, AttributeValue
-from ort_moe.rewrites.contrib_experts.block import ContribBlock, read
+from ort_moe.rewrites.contrib_experts.block import ContribBlock, read, require_weights_of_one_sign
 from ort_moe.rewrites.contrib_experts.masked_choice import MaskedChoice, read_masked_choice
 from ort_moe.rewrites.contrib_experts.sources import register, require_unshared
 from ort_moe.rewrites.contrib_experts.speed import LayerSize, why_slower
 from ort_moe.rewrites.experts.node import FORM, Writer
-from ort_moe.rewrites.names import Names, take_over
+from ort_moe.rewrites.names import Names, new_constant, take_over
 from ort_moe.rewrites.router_node import ABSORBED, canonical
 from ort_moe.rewrites.rule import Refusal, RuleInfo
 from ort_moe.rewrites.tidy import discard
@@ -28,6 +29,10 @@ RULE = RuleInfo(
     "constants. Weights that FusedExperts takes in another order are written anew, one layer at a time. Where "
     "ONNX Runtime's own kernel is measured to be faster, the node stays.",
 )
+
+_LEAST_SUM = np.array(np.finfo(np.float32).smallest_normal, np.float32)
+"""What a sum of weights is at least when they are divided by it: those of a sum of 0 stay 0, as in ONNX Runtime's
+kernels. Smaller numbers may be flushed to 0, and their reciprocals be infinite."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def lift_contrib(model: ir.Model, chosen: Collection[str], target: str) -> Lifte
             if node.graph is not model.graph:
                 raise Refusal("it is in a body of If, Loop or Scan", "experts-in-subgraph")
             block = read(node, target)
+            require_weights_of_one_sign(block)
             slower = why_slower(target, block.weight_format, LayerSize(block.k, block.hidden, block.inner))
             if slower is not None and not _lacks_kernel(block, target):
                 raise Refusal(slower, "contrib-is-faster")
@@ -149,7 +155,9 @@ class _Writer(Writer):
         if block.normalize:
             axis, shape = self.integers([-1], "last"), ir.Shape([ids.shape[0], 1])
             total = self.insert("ReduceSum", [weights, axis], {"keepdims": 1}, ir.DataType.FLOAT, shape)
-            weights = self.insert("Div", [weights, total], {}, ir.DataType.FLOAT, ids.shape)
+            least = new_constant(self._graph, self._names.unused("least_sum"), _LEAST_SUM)
+            divisor = self.insert("Max", [total, least], {}, ir.DataType.FLOAT, shape)
+            weights = self.insert("Div", [weights, divisor], {}, ir.DataType.FLOAT, ids.shape)
         return weights, self.insert("Cast", [ids], {"to": ir.DataType.INT32}, ir.DataType.INT32, ids.shape)
 
     def unmasked(self, choice: MaskedChoice) -> tuple[ir.Value, ir.Value]:

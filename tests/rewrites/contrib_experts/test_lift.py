@@ -107,6 +107,16 @@ def built(fields: dict[str, Any]) -> ContribCase:
     return ContribCase(**{**fields, **fields["activation"]})
 
 
+def weighed(case: ContribCase, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """The node behind others, of which the last makes its router weights."""
+    proto = case.model()
+    inputs = proto.graph.node[0].input
+    inputs[list(inputs).index("router_weights")] = nodes[-1].output[0]
+    for node in reversed(nodes):
+        proto.graph.node.insert(0, node)
+    return proto
+
+
 @BESIDE_ORT
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_moe(fields: dict[str, Any]) -> None:
@@ -118,13 +128,14 @@ def test_moe(fields: dict[str, Any]) -> None:
 def test_integers(fields: dict[str, Any]) -> None:
     case = built(fields)
     if case.router_weights:
-        model, result = lift(case)
-        (site,) = result.experts
+        proto = weighed(case, onnx.helper.make_node("Abs", ["router_weights"], ["magnitudes"]))
+        model = ir.from_proto(proto)
+        (site,) = rewrite(model, target="cpu").experts
         assert site.status == "whole"
         feeds = case.feeds()
         coarse = case.weight_format == "int8" and case.layout == "blocks"  # 8-bit activations
         got = run(ir.to_proto(model), feeds, with_library=True)
-        assert difference(got, run(case.model(), feeds)) <= (COARSE if coarse else TOLERANCE[case.dtype])
+        assert difference(got, run(proto, feeds)) <= (COARSE if coarse else TOLERANCE[case.dtype])
     elif not case.normalize:
         assert refusal(case)[0] == "contrib-form"
     elif case.weight_format == "int8" and case.layout == "blocks":
@@ -212,11 +223,36 @@ def test_no_tokens(with_library: bool) -> None:
 
 
 @BESIDE_ORT
-def test_a_router_of_router_weights_grows() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_tokens_that_a_mask_weighs_with_zeros(normalize: int, dtype: str) -> None:
+    """Of a sum of 0, ONNX Runtime's kernel makes weights of 0, too."""
+    case = ContribCase(weight_format="int4", router_weights=True, normalize=normalize, dtype=dtype)
+    element = onnx.helper.np_dtype_to_tensor_dtype(case.numpy_type)
+    proto = weighed(
+        case,
+        onnx.helper.make_node("Abs", ["router_weights"], ["magnitudes"]),
+        onnx.helper.make_node("Cast", ["mask"], ["ones"], to=element),
+        onnx.helper.make_node("Mul", ["magnitudes", "ones"], ["masked"]),
+    )
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.BOOL, ["rows", 1]))
+    model = ir.from_proto(proto)
+    assert [site.status for site in rewrite(model, target="cpu").experts] == ["whole"]
+    mask = np.array([[True], [False], [True], [True], [False]])
+    feeds = {**case.feeds(), "mask": mask}
+    got = run(ir.to_proto(model), feeds, with_library=True)
+    assert not got[~mask[:, 0]].any()
+    assert difference(got, run(proto, feeds)) <= TOLERANCE[dtype]
+
+
+@BESIDE_ORT
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_router_of_router_weights_grows(dtype: str) -> None:
     """`router_probs` = scores + bias and `router_weights` = scores are a FusedRouter with a bias."""
-    case = ContribCase(weight_format="int4", router_weights=True)
+    case = ContribCase(weight_format="int4", router_weights=True, dtype=dtype)
+    element = onnx.helper.np_dtype_to_tensor_dtype(case.numpy_type)
     proto = case.model()
-    bias = np.linspace(-0.5, 0.5, EXPERTS, dtype=np.float32)
+    bias = np.linspace(-0.5, 0.5, EXPERTS).astype(case.numpy_type)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(bias, "selection_bias"))
     nodes = [
         onnx.helper.make_node("Sigmoid", ["scores_in"], ["router_weights"]),
@@ -225,7 +261,7 @@ def test_a_router_of_router_weights_grows() -> None:
     for node in reversed(nodes):
         proto.graph.node.insert(0, node)
     inputs = [value for value in proto.graph.input if value.name == "x"]
-    inputs.append(onnx.helper.make_tensor_value_info("scores_in", onnx.TensorProto.FLOAT, ["rows", EXPERTS]))
+    inputs.append(onnx.helper.make_tensor_value_info("scores_in", element, ["rows", EXPERTS]))
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     model = ir.from_proto(proto)
@@ -235,9 +271,14 @@ def test_a_router_of_router_weights_grows() -> None:
         "sigmoid",
         ("logits", "selection_bias"),
     )
+    assert [node.op_type for node in model.graph] == ["FusedRouter", "FusedExperts"]
+    assert site.attributes["normalize_min"] == np.finfo(np.float32).smallest_normal
     feeds = {"x": case.feeds()["x"], "scores_in": case.feeds()["logits"]}
-    got = run(ir.to_proto(model), feeds, with_library=True)
-    assert difference(got, run(proto, feeds)) <= TOLERANCE["float32"]
+    feeds["scores_in"][2] = -200.0  # of which all scores, and their sum, are 0
+    for with_library in (False, True):
+        got = run(ir.to_proto(model), feeds, with_library=with_library)
+        assert not got[2].any()
+        assert difference(got, run(proto, feeds)) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +297,9 @@ def test_a_router_of_router_weights_grows() -> None:
             "contrib-form",
             "nvfp4 leaves router_weights as they are",
         ),
+        (ContribCase(weight_format="int4", router_weights=True), "cpu", "contrib-form", "drops such choices"),
+        (ContribCase(weight_format="int8", router_weights=True, normalize=0), "cpu", "contrib-form", "may be negative"),
+        (ContribCase(weight_format="fp8", router_weights=True), "cpu", "contrib-form", "their sum"),
         (ContribCase("relu", 1, weight_format="int4"), "cpu", "contrib-form", "relu with swiglu_fusion = 1"),
         (ContribCase("gelu", None, separate=True), "cpu", "contrib-form", "gelu with an fc3"),
         (ContribCase(activation="tanh", fusion=None), "cpu", "contrib-form", "'tanh'"),
