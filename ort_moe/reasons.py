@@ -152,8 +152,9 @@ _ALL = (
     Reason(
         "OM020",
         "experts-in-subgraph",
-        "This contrib node of experts is in a body of If, Loop or Scan, where those are not rewritten.",
-        "Export without control flow around the layer.",
+        "This contrib node of experts is in a body of If, Loop or Scan, or in a function that cannot be inlined, where "
+        "those are not rewritten.",
+        "Export without control flow around the layer, and with one version of each operator set throughout.",
     ),
     Reason(
         "OM021",

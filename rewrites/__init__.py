@@ -31,7 +31,12 @@ from ort_moe.rewrites.engine import RULES, SEEDED, Engine, PassRecord, choose
 from ort_moe.rewrites.expert_loop import examples_own_loop
 from ort_moe.rewrites.experts import Fusion, absorb_what_follows, fuse_experts
 from ort_moe.rewrites.experts.node import read_routers
-from ort_moe.rewrites.experts.sites import ExpertsSite, collect_experts, follows_plain_choice
+from ort_moe.rewrites.experts.sites import (
+    ExpertsSite,
+    collect_experts,
+    experts_in_functions,
+    follows_plain_choice,
+)
 from ort_moe.rewrites.finding import Finding
 from ort_moe.rewrites.fingerprint import fingerprint
 from ort_moe.rewrites.functions import OLDEST_OPSET, attach_functions, drop_unread_functions
@@ -99,6 +104,23 @@ def rewrite(
     return _rewrite_to_contrib(model, chosen) if target == "contrib" else _rewrite(model, chosen, target)
 
 
+def prepare(model: ir.Model) -> int:
+    """Check a model, inline its functions and name its nodes, in place: what a rewrite begins with.
+
+    Returns:
+        The number of functions that were inlined.
+
+    Raises:
+        ModelError: As `rewrite`.
+    """
+    _check_imports(model.graph.opset_imports)
+    spell_standard_domain(model)
+    inlined = inline_functions(model, SEEDED)
+    check_nodes(model)
+    name_nodes(model)
+    return inlined
+
+
 def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResult:
     """First on a copy that shares the weights, for what has a contrib node is known when it is fused."""
     start = time.perf_counter()
@@ -121,22 +143,19 @@ def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResul
 
 def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | None = None) -> RewriteResult:
     imports = model.graph.opset_imports
-    _check_imports(imports)
     had_import = DOMAIN in imports
-
-    spell_standard_domain(model)
     start = time.perf_counter()
-    inlined = inline_functions(model, SEEDED)
+    inlined = prepare(model)
     records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
-    check_nodes(model)
-    name_nodes(model)
+    in_functions = () if target == "contrib" else tuple(experts_in_functions(model))
     split_before = split_shared_gates(model)  # as all else knows them; joined again in the end
     if not any(
         is_router(node) or is_contrib_moe(node) or (is_op(node, *SEEDED) and may_route(node))
         for node in model.graph.all_nodes()
     ):
         # Nothing can be seeded or grown: canonicalising a large model for nothing would take minutes.
-        return RewriteResult(inlined > 0, collect_sites(model, lambda _: (), RefusalLog()), tuple(records))
+        sites = collect_sites(model, lambda _: (), RefusalLog())
+        return RewriteResult(inlined > 0, sites, tuple(records), experts=in_functions)
 
     start = time.perf_counter()
     split = split_fused_layers(model, SEEDED)
@@ -172,7 +191,7 @@ def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | 
     records.extend(PassRecord(name, applied, fusion.seconds[name]) for name, applied in fusion.applied.items())
 
     sites = collect_sites(model, engine.by_root, engine.seeding)
-    experts = collect_experts(model, sites, fusion, chosen)
+    experts = (*collect_experts(model, sites, fusion, chosen), *in_functions)
     start = time.perf_counter()
     put_back = unseed(model.graph)
     if put_back:

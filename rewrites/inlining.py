@@ -6,11 +6,12 @@ hold no router and take no choice, and the portable bodies of our own operators,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.graphs.operators import PRODUCTS, RESHAPING
 from ort_moe.ops import DOMAIN
 from ort_moe.rewrites.names import Names
@@ -21,7 +22,9 @@ _Key = ir.OperatorIdentifier
 
 
 def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
-    """Inline, in place, the functions that hold a FusedRouter or a standard node of these types, or call such.
+    """Inline, in place, the functions that hold a FusedRouter, a contrib MoE or a standard node of these types.
+
+    And those that call such.
 
     And then those, with all that they call, that are given the indices of a choice.
 
@@ -69,6 +72,16 @@ def obstacle(model: ir.Model, function: ir.Function, called: Mapping[_Key, bool]
     return "it is called with a graph" if called[key] else None
 
 
+def nodes_in_functions(model: ir.Model) -> Iterator[tuple[str, str, ir.Node]]:
+    """The nodes of functions that could not be inlined, each with what it is in, and why, in a clause."""
+    called = calls_with_graphs(model) if model.functions else {}
+    for function in model.functions.values():
+        if function.domain != DOMAIN:
+            why = obstacle(model, function, called) or "what calls it cannot be inlined"
+            for node in function.all_nodes():
+                yield f"{function.domain}::{function.name}", why, node
+
+
 def calls_with_graphs(model: ir.Model) -> dict[_Key, bool]:
     """For each operator in the model, functions included, whether some node of it has a graph."""
     found: dict[_Key, bool] = {}
@@ -91,7 +104,10 @@ def _holders(model: ir.Model, calls: dict[_Key, set[_Key]], op_types: Collection
     found = {
         key
         for key in calls
-        if any(is_router(node) or is_op(node, *op_types) for node in model.functions[key].all_nodes())
+        if any(
+            is_router(node) or is_contrib_moe(node) or is_op(node, *op_types)
+            for node in model.functions[key].all_nodes()
+        )
     }
     while fresh := {key for key, called in calls.items() if called & found} - found:
         found |= fresh

@@ -15,11 +15,11 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
 from ort_moe.graphs.operators import PRODUCTS
-from ort_moe.ops import DOMAIN, FUSED_ROUTER, AttributeValue
+from ort_moe.ops import FUSED_ROUTER, AttributeValue
 from ort_moe.reasons import REASONS
 from ort_moe.rewrites.choice import follows_choice, ranks_integers
 from ort_moe.rewrites.finding import Finding
-from ort_moe.rewrites.inlining import calls_with_graphs, obstacle
+from ort_moe.rewrites.inlining import nodes_in_functions
 from ort_moe.rewrites.left_over import between, left_over
 from ort_moe.rewrites.router_node import Router, is_router
 from ort_moe.rewrites.routing import may_route, router_width
@@ -170,16 +170,8 @@ def graph_name(node: ir.Node) -> str:
 
 def _in_functions(model: ir.Model) -> Iterator[Site]:
     """Every TopK in a function that could not be inlined."""
-    called = calls_with_graphs(model) if model.functions else {}
-    for function in model.functions.values():
-        if function.domain == DOMAIN:
-            continue
-        name = f"{function.domain}::{function.name}"
-        why = obstacle(model, function, called) or "what calls it cannot be inlined"
-        for node in function.all_nodes():
-            if is_op(node, "TopK"):
-                detail = f"{label(node)} is in the function '{name}': {why}"
-                finding = Finding(REASONS["topk-in-subgraph"], node.name or "", detail)
-                yield Site(
-                    node.name or "", name, "left", None, None, findings=(finding,), surroundings=surroundings(node)
-                )
+    for name, why, node in nodes_in_functions(model):
+        if is_op(node, "TopK"):
+            detail = f"{label(node)} is in the function '{name}': {why}"
+            finding = Finding(REASONS["topk-in-subgraph"], node.name or "", detail)
+            yield Site(node.name or "", name, "left", None, None, findings=(finding,), surroundings=surroundings(node))

@@ -247,8 +247,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
     from ort_moe.files.loading import load_model
     from ort_moe.files.model_path import model_file
     from ort_moe.graphs.operators import count_operators
-    from ort_moe.rewrites import rewrite
-    from ort_moe.rewrites.canonicalize import name_nodes
+    from ort_moe.rewrites import prepare, rewrite
     from ort_moe.rewrites.contrib_experts import RULE as CONTRIB_RULE
     from ort_moe.rewrites.experts import EXPERTS_RULES
     from ort_moe.rewrites.shared_gate import split_shared_gates
@@ -261,7 +260,7 @@ def inspect(source: str | os.PathLike[str]) -> Inspection:
         v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
     blockers = tuple(capture_blockers(model.graph))
-    name_nodes(model)  # as the rewrites will: layers of before and after are told apart by name
+    prepare(model)  # as the rewrites will: layers of before and after are told apart by name
     split_shared_gates(model)
     contrib = [_contrib_layer(node) for node in model.graph.all_nodes() if is_contrib_moe(node)]
     fused_before = {node.name for node in model.graph.all_nodes() if is_router(node)}

@@ -18,6 +18,7 @@ from ort_moe.rewrites.experts.node import FORM
 from ort_moe.rewrites.experts.residual import Kind, kind_of_residual
 from ort_moe.rewrites.experts.tokens import choice_behind
 from ort_moe.rewrites.finding import Finding
+from ort_moe.rewrites.inlining import nodes_in_functions
 from ort_moe.rewrites.router_node import is_router
 from ort_moe.rewrites.rule import Refusal, reader_name
 from ort_moe.rewrites.sites import Site, Status, graph_name
@@ -95,6 +96,14 @@ def collect_experts(
     return tuple(
         replace(site, block=_both(site.status, statuses.get((site.graph, site.router), site.status))) for site in sites
     )
+
+
+def experts_in_functions(model: ir.Model) -> Iterator[ExpertsSite]:
+    """Every contrib node in a function that could not be inlined."""
+    for name, why, node in nodes_in_functions(model):
+        if is_contrib_moe(node):
+            refusal = Refusal(f"{label(node)} is in the function '{name}': {why}", "experts-in-subgraph")
+            yield replace(_left(node, _finding(node, refusal)), graph=name)
 
 
 def _both(experts: Status, router: Status) -> Status:

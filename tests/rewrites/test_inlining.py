@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
+from ort_moe.inspection.inspect import inspect
+from ort_moe.optimization.optimize import optimize
 from ort_moe.rewrites import rewrite
+from tests.contrib_models import ContribCase
 from tests.rewrites.blocks import EXPERTS, HIDDEN, cpu_session
 
 IMPORTS = '["" : 20, "layers" : 1, "parts" : 1]'
@@ -183,3 +187,53 @@ def test_many_functions_are_not_each_looked_for_in_all_others(monkeypatch: pytes
     rewrite(model)
     assert not model.functions
     assert walks < 10 * number
+
+
+def contrib_in_a_function(opset: int = 20) -> onnx.ModelProto:
+    """A contrib node in a function that takes its weights, and its k as an attribute."""
+    proto = ContribCase().model()
+    (node,) = proto.graph.node
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    node.name = "moe"
+    (k,) = [attribute for attribute in node.attribute if attribute.name == "k"]
+    del call.attribute[:], call.input[:]
+    given = [name for name in node.input if name]
+    call.domain, call.op_type, call.name = "layers", "Block", "call"
+    call.input.extend(given)
+    call.attribute.append(helper.make_attribute("choices", k.i))
+    k.ClearField("i")
+    k.ref_attr_name = "choices"
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    proto.functions.append(
+        helper.make_function("layers", "Block", given, node.output, [node], imports, attributes=["choices"])
+    )
+    del proto.graph.node[:]
+    proto.graph.node.append(call)
+    proto.opset_import.append(helper.make_opsetid("layers", 1))
+    return proto
+
+
+def test_contrib_nodes_in_functions(tmp_path: Path) -> None:
+    onnx.save(contrib_in_a_function(), tmp_path / "model.onnx")
+    report = optimize(tmp_path / "model.onnx", tmp_path / "out.onnx", target="cpu")
+    assert [site.status for site in (*report.sites, *report.experts)] == ["whole"] * 2
+    assert report.verification is not None
+    assert report.verification.passed
+    (layer,) = inspect(tmp_path / "model.onnx").layers
+    assert (layer.kind, layer.k) == ("contrib MoE", ContribCase().k)
+
+
+def test_contrib_nodes_in_functions_that_cannot_be_inlined(tmp_path: Path) -> None:
+    model = ir.from_proto(contrib_in_a_function(opset=18))
+    result = rewrite(model, target="cpu")
+    (site,) = result.experts
+    assert (site.node, site.graph, site.status, site.block) == ("moe", "layers::Block", "left", "left")
+    (finding,) = site.findings
+    assert finding.reason.slug == "experts-in-subgraph"
+    assert finding.detail == (
+        "MoE 'moe' is in the function 'layers::Block': it imports version 18 of the operator set 'ai.onnx', "
+        "the model version 20"
+    )
+    assert not result.modified
+    assert not rewrite(model, target="contrib").experts  # whose nodes they are
