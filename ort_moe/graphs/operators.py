@@ -16,6 +16,12 @@ RESHAPING = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"}
 """Ops that hand on their first input's elements in their order, so that the output may lie where the input does."""
 
 
+def integer_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute of a node that nothing has checked; the default, too, where it is of another kind."""
+    attribute = node.attributes.get(name)
+    return attribute.value if attribute is not None and isinstance(attribute.value, int) else default
+
+
 def count_operators(model: ir.Model) -> Counter[str]:
     """Number of nodes by operator, as `Softmax` or `com.microsoft::MoE`, in the graph and its subgraphs."""
     return Counter(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
 from ort_moe.graphs.node_kinds import is_contrib_moe
+from ort_moe.graphs.operators import integer_attribute
 from ort_moe.verification.packed_reference import is_converted
 from ort_moe.verification.runnable_model import Run, RunnableModel, open_session
 from ort_moe.verification.site import MOST_ROWS_BY_BODY, RUNS_NOWHERE, SiteCheck, has_body, names_in
@@ -110,7 +111,7 @@ def _site(contrib: ir.Node, result: ir.Value | None, known: set[str | None]) -> 
         ranked = None if before is None or before.op_type not in ("Cast", "Reshape") else before.inputs[0]
     if result is None or not nodes or ranked is None:
         return None
-    k = contrib.attributes.get_int("k", 1) or 1
+    k = max(integer_attribute(contrib, "k", 1), 1)
     return BlockSite(
         contrib.name or result.name or "",
         nodes,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ort_moe.errors import ModelError
+from ort_moe.graphs.operators import integer_attribute
 from ort_moe.graphs.shared_state import cache_lengths
 from ort_moe.printing.wording import counted
 
@@ -220,7 +221,7 @@ def _last_length(value: ir.Value | None) -> int:
 
 
 def _number(node: ir.Node, attribute: str) -> int:
-    return node.attributes[attribute].as_int() if attribute in node.attributes else 0
+    return max(integer_attribute(node, attribute, 0), 0)  # what is below 0, no runtime takes
 
 
 def _is_batch(name: str) -> bool:
@@ -273,9 +274,9 @@ def _looked_up_size(value: ir.Value, depth: int = 6) -> int | None:
     found = []
     for node, position in value.uses():
         if node.op_type in ("Gather", "GatherBlockQuantized") and position == 1:
-            axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-            data = node.inputs[0]
-            size = data.shape[axis] if data is not None and data.shape is not None else None
+            axis, data = integer_attribute(node, "axis", 0), node.inputs[0]
+            shape = () if data is None or data.shape is None else tuple(data.shape)
+            size = shape[axis] if -len(shape) <= axis < len(shape) else None
             if isinstance(size, int):
                 found.append(size)
         elif node.op_type in _PASSES_IDS_ON and depth:

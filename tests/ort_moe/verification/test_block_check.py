@@ -166,6 +166,22 @@ def test_a_node_that_the_cpu_does_not_run_says_what_to_do(tmp_path: Path) -> Non
     assert (tmp_path / "out.onnx").exists()
 
 
+@pytest.mark.parametrize("edit", ["k", "input"])
+def test_a_node_that_is_not_valid_is_the_runtimes_to_tell(edit: str, tmp_path: Path) -> None:
+    source = saved(ContribCase().model(), tmp_path / "model.onnx")
+    ort_moe.optimize(source, tmp_path / "out.onnx", target="cpu")
+    model = ir.load(source)
+    (node,) = model.graph
+    if edit == "k":
+        node.attributes.add(ir.AttrFloat32("k", 2.0))
+    else:
+        node.replace_input_with(1, None)
+    ir.save(model, tmp_path / "wrong.onnx")
+    with pytest.raises(ModelError, match=r"ONNX Runtime cannot load .*wrong\.onnx"):
+        verify(tmp_path / "wrong.onnx", tmp_path / "out.onnx")
+    assert not verify(tmp_path / "out.onnx", tmp_path / "wrong.onnx").passed
+
+
 def test_near_ties() -> None:
     logits = np.array([[3.0, 1.0, 1.0 + 1e-7], [3.0, 2.0, 1.0], [0.0, np.nan, np.nan]], np.float32)
     assert near_tied(logits, 2, 1e-5).tolist() == [True, False, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -201,3 +203,19 @@ def test_what_memory_does_not_hold_is_refused(tokens: int) -> None:
 def test_refuses_strings() -> None:
     with pytest.raises(ModelError, match="input 'text' has type STRING: random inputs cannot be made for it"):
         _draw(_model(("text", TensorProto.STRING, [1])))
+
+
+@pytest.mark.parametrize("axis", [5, -6, 1.0, "last"])
+def test_an_axis_that_no_runtime_takes(axis: Any) -> None:
+    """The runtime says what is wrong with the model; inputs are made all the same."""
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"], axis=axis)]
+    assert _draw(_model(("ids", I64, ["tokens"]), nodes=nodes))["ids"].max() <= 10
+
+
+@pytest.mark.parametrize("heads", [{"num_heads": 2.0, "kv_num_heads": 1.0}, {"num_heads": 2, "kv_num_heads": -1}])
+def test_heads_that_no_runtime_takes(heads: dict[str, Any]) -> None:
+    names = ["query", "", "", "past_key", "past_value"]
+    attention = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft", **heads)
+    past = ("past_key", F32, ["batch", "heads", "past", "head"])
+    feeds = _draw(_model(("query", F32, ["batch", "tokens", 16]), past, nodes=[attention]))
+    assert feeds["past_key"].ndim == 4
