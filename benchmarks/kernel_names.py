@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]")
-_MANGLED = re.compile(r"_ZN?")
+_MANGLED = re.compile(r"_ZL?(N?)")
 _LENGTH = re.compile(r"\d+")
 _QUALIFIERS = re.compile(r"\bconst\s*$")
 
@@ -14,10 +14,11 @@ _QUALIFIERS = re.compile(r"\bconst\s*$")
 def short_name(kernel: str) -> str:
     """A kernel's own name: without its type, its namespaces, and what is in brackets; of a copy, which.
 
-    Profilers leave the longest names mangled: `_ZN`, namespaces and name, each behind its length, then the arguments.
+    Profilers leave the longest names mangled: `_ZN`, namespaces and name, each behind its length, or `_Z`
+    and the name, then the arguments. Of a template's member that is the template.
     """
     if found := _MANGLED.match(kernel):
-        return _last_of_nested(kernel[found.end() :]) or kernel
+        return _last_of_nested(kernel[found.end() :], nested=bool(found[1])) or kernel
     rest = kernel.replace("->", "")
     while (fewer := _BRACKETS.sub("", rest)) != rest:
         rest = fewer
@@ -27,12 +28,14 @@ def short_name(kernel: str) -> str:
     return rest.split("::")[-1].split()[-1]
 
 
-def _last_of_nested(names: str) -> str:
+def _last_of_nested(names: str, *, nested: bool) -> str:
     """The last of a mangled name's identifiers before its arguments; empty where there is none."""
     last = ""
     while found := _LENGTH.match(names):
         end = found.end() + int(found[0])
         last, names = names[found.end() : end], names[end:]
+        if not nested:
+            break
     return last
 
 

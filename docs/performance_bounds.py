@@ -11,7 +11,7 @@ each of two (nvfp4), with all of their reduction. A group is what a warp asks fo
 two steps of its reduction; two groups are on their way.
 
 The times of this part are those of both kernels together, without the router, on nvfp4 512/10/2560/640 behind a kernel
-that writes the choices in 1.3 us, which is counted: 17.3, 29.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the global
+that writes the choices in 1.3 us, which is counted: 17.3, 29.0 to 30.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the global
 timer in the kernels, which cost 2 to 3 us themselves, say of the median block (what they leave of the times is not
 accounted for):
 
@@ -58,7 +58,7 @@ longer waits for the second.
 
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
 sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 82 us with the router, where the
-grouped product on wgmma takes 71 and 143 without it; 21 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 50 of
+grouped product on wgmma takes 71 and 143 without it; 20 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 51 of
 int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). FC2 has two experts to a warp's
 16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 16 % longer at
 4 tokens, and int8 15 %. A second chain of products in flight in each warp made no difference.
@@ -75,7 +75,7 @@ tokens, int4 54 and 91; at 32 of 128/8/2048/768 mxfp4 takes 49 and 39.
 In the grouped product dense weights take wgmma; packed ones take mma.sync while an expert has up to 20 tokens in the
 mean (four bits) or 16 (eight), and beyond that wgmma. A weight is decoded once for all tokens. nvfp4 512/10/2560/640
 takes 84, 133, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to 3.3 TB/s; wgmma, whose waits held up
-the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens int4/32 takes 161 and 361 us (wgmma 261
+the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens int4/32 takes 161 and 360 us (wgmma 261
 and 609), mxfp4 152 and 195 (236 and 248), int8/128 135 and 194 (227 and 326), fp8/128 114 and 169 (183 and 266). By
 ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe
 of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all

@@ -87,9 +87,11 @@ def nan_rows(
     return case, case.feeds | {"fc2_scales": scales}, of_scales % 2 == 1
 
 
-def unchosen_nan(weight_format: str, onnx_type: str = "float16") -> tuple[ExpertsCase, dict[str, Any], dict[str, Any]]:
+def unchosen_nan(
+    weight_format: str, onnx_type: str = "float16", *, experts: int = 4, size: int = 32
+) -> tuple[ExpertsCase, dict[str, Any], dict[str, Any]]:
     """A call whose tokens all go to one expert, and its inputs where the scales of the others, and of all, are NaN."""
-    case = ExpertsCase((6,), 16, 2, 64, 64, onnx_type, weight_format, choices="one_expert")
+    case = ExpertsCase((6,), experts, 2, size, size, onnx_type, weight_format, choices="one_expert")
     scales = case.feeds["fc1_scales"]
     nan = np.full_like(scales, 255 if weight_format == "mxfp4" else np.nan)
     others = nan.copy()

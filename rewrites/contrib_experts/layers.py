@@ -185,8 +185,10 @@ def _integer_layer(given: Given, rows: int, depth: int, weight_format: str, bloc
     zeros = None if given.zero_points is None else _constant(given, "zero_points")
     if scales.shape[1:] == (rows,):
         # A scale for each row counts for each of its blocks.
-        experts, of_row = weights.shape[0], scales
-        scales = Source(dtype, (experts, rows, count), lambda e: _repeated(of_row.entry(e), count), of_row.values)
+        of_row = scales
+        scales = Source(
+            dtype, (of_row.shape[0], rows, count), lambda e: _repeated(of_row.entry(e), count), of_row.values
+        )
         if zeros is not None:
             packed_rows = zeros
             _require(zeros, ir.DataType.UINT8, (-(-rows * bits // 8),))
@@ -198,7 +200,7 @@ def _integer_layer(given: Given, rows: int, depth: int, weight_format: str, bloc
                 repeated = _repeated(codes, count)
                 return arrays.pack_nibbles(repeated) if bits == 4 else repeated
 
-            shape = (experts, rows, -(-count * bits // 8))
+            shape = (packed_rows.shape[0], rows, -(-count * bits // 8))
             zeros = Source(ir.DataType.UINT8, shape, entry, packed_rows.values)
     _require(scales, dtype, (rows, count))
     parts = {"weights": weights, "scales": scales}

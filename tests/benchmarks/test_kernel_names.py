@@ -22,6 +22,8 @@ from benchmarks.kernel_names import short_name, together
         ("_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalINS1_9SomeShapeEEEEEvNT_6ParamsE", "device_kernel"),
         ("_ZN12_GLOBAL__N_14sortEPf", "sort"),
         ("_Z4gemvILi8EEvPKf", "gemv"),
+        ("_Z4gemv6Params", "gemv"),
+        ("_ZL4gemvPf", "gemv"),
         ("_ZSt3foov", "_ZSt3foov"),
     ],
 )

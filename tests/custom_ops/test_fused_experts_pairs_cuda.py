@@ -48,7 +48,8 @@ def experts_case(tokens: int, variant: str, sizes: tuple[int, int, int], **facto
         attributes |= {"beta": 0.5, "limit": 0.75}
     hidden, inner, block_size = sizes
     fields = {**VARIANTS[variant], "block_size": block_size, "attributes": attributes, **factors}
-    return ExpertsCase((tokens,), 48, hidden=hidden, inner=inner, seed=tokens, **fields)
+    experts = 48 if tokens * factors["k"] <= 80 else 16  # few tokens of each, or many
+    return ExpertsCase((tokens,), experts, hidden=hidden, inner=inner, seed=tokens, **fields)
 
 
 CASES = [experts_case(**factors) for factors in pairwise(FACTORS)]

@@ -77,17 +77,16 @@ Plan GemmPlan(const ExpertsArgs& args) {
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
 // Where the kernels for few tokens are faster than the grouped product. Tokens of few experts soon meet, and only the
-// grouped product decodes a weight once for all of them; rows of x take shared memory that weights then lack.
+// grouped product decodes a weight once for all of them. Beside int4 wide rows of several tokens were slower, too.
 struct FewLimits {
-  int64_t slots, slots_of_four_experts;
+  int64_t slots, slots_by_four_experts;
   int64_t elements = std::numeric_limits<int64_t>::max();  // of x, where it has more than one row
 };
 
 // As measured on an H200 with 2 to 10 choices of 8 to 512 experts, H of 2048 to 7168, even choices and Zipf's law: of
 // the two, what is taken then is the faster one, or takes 0.1 % (int8) to 0.6 % (nvfp4) longer in the mean, with even
 // choices at most 10 % (int4 512/10/2560/640 at 60 slots), with Zipf's, where many choose the same expert, 16 % (nvfp4
-// 64/8/2048/1024 at 56). Four bits of 8/2/4096/1792 at 24 slots: 71 us by these kernels and 47 by the grouped product
-// in nvfp4, 91 and 54 in int4.
+// 64/8/2048/1024 at 56).
 FewLimits LimitsOfFew(WeightFormat format) {
   switch (format) {
     case WeightFormat::kNvfp4:
@@ -109,7 +108,7 @@ FewLimits LimitsOfFew(WeightFormat format) {
 bool IsFew(WeightFormat format, const ExpertsArgs& args) {
   const FewLimits limits = LimitsOfFew(format);
   const int64_t slots = args.tokens * args.k;
-  return slots <= limits.slots && 4 * slots <= limits.slots_of_four_experts * args.experts &&
+  return slots <= limits.slots && 4 * slots <= limits.slots_by_four_experts * args.experts &&
          (args.tokens == 1 || args.tokens * args.hidden <= limits.elements);
 }
 

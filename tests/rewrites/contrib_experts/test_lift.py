@@ -10,6 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from ort_moe.rewrites import RewriteResult, rewrite
+from ort_moe.rewrites.contrib_experts import speed
+from ort_moe.rewrites.contrib_experts.speed import LayerSize, Measured
 from tests.contrib_models import BESIDE_ORT, EXPERTS, HIDDEN, INNER, ContribCase, K
 from tests.pairwise import pairwise
 from tests.rewrites.contrib_experts.running import TOLERANCE, difference, run
@@ -330,6 +332,28 @@ def test_refused(case: ContribCase, target: str, slug: str, told: str) -> None:
 def test_what_onnxruntime_has_no_kernel_for_is_not_left_to_it() -> None:
     (site,) = rewrite(ir.from_proto(ContribCase(weight_format="fp8").model()), target="cuda").experts
     assert site.status == "whole"
+
+
+@pytest.mark.parametrize(("near_ours", "left"), [(15.0, True), (5.0, False)])
+def test_the_layers_sizes_decide_whether_it_is_left(
+    near_ours: float, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = ContribCase(weight_format="int4", dtype="float16")
+    near = Measured("near", 8, LayerSize(case.k, HIDDEN, INNER), near_ours, 10.0)
+    far = Measured("far", 8, LayerSize(8 * case.k, 64 * HIDDEN, INNER), 20.0 - near_ours, 10.0)
+    monkeypatch.setattr(speed, "MEASURED", {("cuda", "int4"): (far, near)})
+    (site,) = rewrite(ir.from_proto(case.model()), target="cuda").experts
+    assert [finding.reason.slug for finding in site.findings] == (["contrib-is-faster"] if left else [])
+
+
+@pytest.mark.parametrize("name", ["fc1_scales", "fc2_scales", "fc1_zero_points", "fc2_zero_points"])
+@pytest.mark.parametrize("experts", [0, 1])
+def test_scales_of_rows_of_fewer_experts_are_refused(experts: int, name: str) -> None:
+    proto = ContribCase(weight_format="int4", layout="rows", zero_points=True).model()
+    (tensor,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)[:experts], name))
+    (site,) = rewrite(ir.from_proto(proto), target="cpu").experts
+    assert [finding.reason.slug for finding in site.findings] == ["experts-mismatch"]
 
 
 def test_older_shapes_are_refused() -> None:
