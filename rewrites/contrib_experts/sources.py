@@ -111,16 +111,23 @@ def require_unshared(sources: Sequence[Source], node: ir.Node) -> None:
     """Refuse where an initializer would have to be stored a second time.
 
     Raises:
-        Refusal: Something else reads one that a source is made of anew.
+        Refusal: Something else reads one that a source is made of anew, or views as another type or in another shape.
     """
-    require_unread([value for source in sources if not source.as_it_lies for value in source.values], [node])
+    require_unread([value for source in sources if not _is_initializer(source) for value in source.values], [node])
+
+
+def _is_initializer(source: Source) -> bool:
+    """Whether it needs no tensor of its own."""
+    tensor = source.values[0].const_value
+    assert tensor is not None
+    return source.as_it_lies and tensor.dtype == source.dtype and tuple(tensor.shape.numpy()) == source.shape
 
 
 def register(graph: ir.Graph, source: Source, suffix: str, names: Names) -> ir.Value:
     """The value that a fused node reads: the initializer itself, or a new one that is made when it is written."""
     (first, *_) = source.values
     assert first.const_value is not None
-    if source.as_it_lies and first.dtype == source.dtype and tuple(first.const_value.shape.numpy()) == source.shape:
+    if _is_initializer(source):
         return first
     name = names.unused(f"{source.base}_{suffix}")
     shape, tensor = ir.Shape(source.shape), first.const_value

@@ -395,23 +395,6 @@ def test_weights_that_are_fed_are_refused(name: str) -> None:
     assert [finding.reason.slug for finding in site.findings] == ["expert-weights-computed"]
 
 
-def test_weights_of_two_nodes_are_shared_but_not_copied() -> None:
-    for case, statuses in (
-        (ContribCase(), ["whole", "whole"]),
-        (ContribCase(weight_format="nvfp4", layout="N"), ["left", "left"]),
-    ):
-        proto = case.model()
-        second = onnx.NodeProto()
-        second.CopyFrom(proto.graph.node[0])
-        second.name, second.output[0] = "moe2", "y2"
-        (k,) = [attribute for attribute in second.attribute if attribute.name == "k"]
-        k.i = 3
-        proto.graph.node.append(second)
-        proto.graph.output.append(onnx.helper.make_tensor_value_info("y2", onnx.TensorProto.FLOAT, None))
-        result = rewrite(ir.from_proto(proto), target="cpu")
-        assert [site.status for site in result.experts] == statuses
-
-
 def test_a_rule_left_out() -> None:
     assert refusal(ContribCase(), skip=("contrib-experts",))[0] == "rule-left-out"
 
