@@ -11,9 +11,9 @@ each of two (nvfp4), with all of their reduction. A group is what a warp asks fo
 two steps of its reduction; two groups are on their way.
 
 The times of this part are those of both kernels together, without the router, on nvfp4 512/10/2560/640 behind a kernel
-that writes the choices in 1.3 us, which is counted: 17.3, 29.0 to 30.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the global
-timer in the kernels, which cost 2 to 3 us themselves, say of the median block (what they leave of the times is not
-accounted for):
+that writes the choices in 1.3 us, which is counted: 17.3, 29.0 to 30.0 and 46.6 us at 1, 2 and 4 tokens. Marks of the
+global timer in the kernels, which cost 2 to 3 us themselves, say of the median block (what they leave of the times is
+not accounted for):
 
 - At 1 token FC1 has the choices 0.5 us after it may go on, waits for its first weights until 1.9 and multiplies until
   6.8: 18.4 MB at 3.8 TB/s. A block has 6 units of 23 KB, but 8 of the 132 blocks have 7, and those end 1.1 us behind

@@ -35,7 +35,8 @@ us per layer in a stack of 8 with given logits, which send each layer and each r
 FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
 router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time, so the two differ by some per
 cent either way, at 15 us by 15; and from one H200 and run to another times do by up to 8 %: 1 token of dense
-512/10/2560/640 took 31.6 to 32.2, of dense 128/8/2048/768 25.8 to 27.9. The last column is the bytes of the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
+512/10/2560/640 took 31.6 to 32.2, of dense 128/8/2048/768 25.8 to 27.9. The last column is the bytes of the experts
+chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
 """
 
 _KERNELS_HEADER = """\

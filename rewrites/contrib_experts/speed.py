@@ -93,8 +93,9 @@ MEASURED: Mapping[tuple[str, str], tuple[Measured, ...]] = {
     ("cpu", "int4"): (Measured("float32", 128, _FINE, 3995.0, 5277.0),),
 }
 """By where the model shall run, and the format of its experts' weights, as recorded in benchmarks/results/, from even
-choices. Wide experts were measured in dense and int4 alone. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. Where there is no row ours were not run beside the contrib op; what
-is not here is taken to be no slower: the CPU has no other kernel for it, or a coarser one."""
+choices. Wide experts were measured in dense and int4 alone. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. Where there is
+no row ours were not run beside the contrib op; what is not here is taken to be no slower: the CPU has no other kernel
+for it, or a coarser one."""
 
 
 def why_slower(target: str, weight_format: str, size: LayerSize) -> str | None:
