@@ -98,12 +98,12 @@ def stack_e2m1(
 
     Args:
         weight_format: The format, for the error.
-        layers: Checked each.
+        layers: Checked each; one at least.
         layout: How rows follow each other.
         remedy: What to do where global scales differ, a clause.
 
     Raises:
-        ValueError: There are none, or `layout` is neither; or shapes or global scales differ.
+        ValueError: `layout` is neither, or shapes or global scales differ.
     """
     checks.check_stackable(weight_format, [weights.shape for weights, _, _ in layers], layout)
     checks.check_one_global_scale(weight_format, [global_scale for _, _, global_scale in layers], remedy)

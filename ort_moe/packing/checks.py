@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -36,10 +37,15 @@ def check_word(weight_format: str, argument: str, value: object, choices: Any) -
         ValueError: It is none of them.
     """
     words = choices if isinstance(choices, tuple) else get_args(choices)
-    if value not in words:
+    if not is_one_of(value, words):
         raise ValueError(
-            f"{weight_format}: {argument} must be {alternatives(map(_shown, words))}, but is {_shown(value)}"
+            f"{weight_format}: {argument} must be {alternatives(map(shown, words))}, but is {shown(value)}"
         )
+
+
+def is_one_of(value: object, choices: Sequence[object]) -> bool:
+    """Whether it is equal to one of them; an array, which is compared by its elements, is to none."""
+    return (value is None or isinstance(value, (str, int, float, np.generic, np.dtype))) and value in choices
 
 
 def check_block_size(weight_format: str, block_size: object, choices: Sequence[int]) -> None:
@@ -55,8 +61,11 @@ def check_block_size(weight_format: str, block_size: object, choices: Sequence[i
         )
 
 
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
+def shown(value: object) -> str:
+    """A value as a sentence has room for it."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.ndim:
+        return f"an array of shape {value.shape}"
+    return str(value) if isinstance(value, np.dtype) else reprlib.repr(value)
 
 
 def check_array(weight_format: str, what: str, array: object) -> None:
@@ -68,10 +77,12 @@ def check_array(weight_format: str, what: str, array: object) -> None:
         array: The argument.
 
     Raises:
-        ValueError: It is a list or anything else that is no array of NumPy's.
+        ValueError: It is a list or anything else that is no array of NumPy's, or has a mask, which would be lost.
     """
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ValueError(f"{weight_format}: {what} must be a NumPy array, but came as {type(array).__name__}")
+    if isinstance(array, (np.ma.MaskedArray, np.matrix)):
+        raise ValueError(f"{weight_format}: {what} must be a plain NumPy array, but came as {type(array).__name__}")
 
 
 def check_floats(weight_format: str, name: str, weights: npt.NDArray[Any]) -> tuple[int, int, int]:
@@ -111,14 +122,57 @@ def check_finite(weight_format: str, name: str, expert: int, weights: npt.NDArra
         raise ValueError(f"{weight_format}: '{name}' must be finite, but expert {expert} is not")
 
 
+def dtype_of(weight_format: str, argument: str, dtype: object, choices: tuple[np.dtype[Any], ...]) -> np.dtype[Any]:
+    """The type that an argument names.
+
+    Raises:
+        ValueError: It names none, or none of the choices.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError):  # NumPy's, of what names no type; the last of text with brackets
+        raise ValueError(
+            f"{weight_format}: {argument} must be {alternatives(choices)}, but is {shown(dtype)}"
+        ) from None
+    check_word(weight_format, argument, found, choices)
+    return found
+
+
 def check_product(weight_format: str, dtype: npt.DTypeLike) -> None:
     """Checks what weights are to be dequantized to.
 
     Raises:
         ValueError: It is neither float32 nor float64.
     """
-    if dtype not in _PRODUCTS:
-        raise ValueError(f"{weight_format}: dtype must be {alternatives(_PRODUCTS)}, but is {np.dtype(dtype)}")
+    dtype_of(weight_format, "dtype", dtype, _PRODUCTS)
+
+
+def check_kind(weight_format: str, layer: object, kind: type[Any]) -> None:
+    """Checks that a layer is of the format.
+
+    Raises:
+        ValueError: It is of another, or no layer.
+    """
+    if not isinstance(layer, kind):
+        raise ValueError(
+            f"{weight_format}: a layer must be of type {kind.__name__}, but came as {type(layer).__name__}"
+        )
+
+
+def check_layers(weight_format: str, layers: object, kind: type[Any]) -> None:
+    """Checks that layers to be stacked are a sequence of at least one, each of the format.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if not isinstance(layers, Sequence):
+        raise ValueError(
+            f"{weight_format}: layers to be stacked must be a sequence, but came as {type(layers).__name__}"
+        )
+    if not layers:
+        raise ValueError(f"{weight_format}: there must be a layer to be stacked, but there is none")
+    for layer in layers:
+        check_kind(weight_format, layer, kind)
 
 
 def check_part(
@@ -222,11 +276,9 @@ def check_stackable(weight_format: str, shapes: Sequence[tuple[int, ...]], layou
     """Checks the layers that are to become one.
 
     Raises:
-        ValueError: There are none, their shapes differ, or `layout` is neither word.
+        ValueError: Their shapes differ, or `layout` is neither word.
     """
     check_word(weight_format, "layout", layout, Layout)
-    if not shapes:
-        raise ValueError(f"{weight_format}: there must be a layer to be stacked, but there is none")
     for shape in shapes:
         if shape != shapes[0]:
             raise ValueError(
@@ -243,11 +295,12 @@ def check_one_global_scale(weight_format: str, scales: Sequence[npt.NDArray[np.f
         remedy: What to do where they are not, a clause.
 
     Raises:
-        ValueError: They differ: one of the layers would have to be rounded anew.
+        ValueError: They differ, where NaN does not from itself: one of the layers would have to be rounded anew.
     """
     for scale in scales:
-        if not np.array_equal(scale, scales[0]):
-            expert = int(np.nonzero(scale != scales[0])[0][0])
+        different = (scale != scales[0]) & ~(np.isnan(scale) & np.isnan(scales[0]))
+        if different.any():
+            expert = int(np.argmax(different))
             raise ValueError(
                 f"{weight_format}: layers to be stacked must have one global scale for an expert, but expert {expert} "
                 f"has {scales[0][expert]} and {scale[expert]}: {remedy}"

@@ -164,6 +164,7 @@ def stack_rows(layers: Sequence[Fp8], layout: checks.Layout = "concat") -> Fp8:
         ValueError: There are none, or they differ; `layout` is not concat; or N is no multiple of the block size, so
             that a block would hold rows of two layers.
     """
+    checks.check_layers("fp8", layers, Fp8)
     for layer in layers:
         check(layer)
     checks.check_stackable("fp8", [layer.weights.shape for layer in layers], layout)
@@ -190,8 +191,9 @@ def check(layer: Fp8, name: str = "weights") -> None:
     """Checks the types and shapes of a layer.
 
     Raises:
-        ValueError: One is not what FusedExperts takes; the sentence names it.
+        ValueError: It is a layer of another format, or one is not what FusedExperts takes; the sentence names it.
     """
+    checks.check_kind("fp8", layer, Fp8)
     checks.check_block_size("fp8", layer.block_size, BLOCK_SIZES)
     weights, b = layer.weights, layer.block_size
     checks.check_array("fp8", f"'{name}'", weights)

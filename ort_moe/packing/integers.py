@@ -70,10 +70,9 @@ def quantize(
             or an argument is none of its choices.
     """
     _check_arguments(weight_format, block_size)
-    checks.check_array(weight_format, f"'{name}'", weights)
-    dtype = np.dtype(weights.dtype if scale_dtype is None else scale_dtype)
     experts, rows, depth = checks.check_floats(weight_format, name, weights)
-    checks.check_word(weight_format, "scale_dtype", dtype, checks.FLOATS)
+    chosen = weights.dtype if scale_dtype is None else scale_dtype
+    dtype = checks.dtype_of(weight_format, "scale_dtype", chosen, checks.FLOATS)
     checks.check_depth(weight_format, name, depth, block_size)
     bits, count = _bits(weight_format), depth // block_size
     last = 2**bits - 1
@@ -116,8 +115,8 @@ def dequantize(layer: Integers, dtype: npt.DTypeLike = np.float32) -> npt.NDArra
     Raises:
         ValueError: The parts of the layer do not fit together, or `dtype` is neither.
     """
-    checks.check_product(layer.weight_format, dtype)
     check(layer)
+    checks.check_product(layer.weight_format, dtype)
     experts, rows, count = layer.scales.shape
     depth = count * layer.block_size
     result = np.empty((experts, rows, depth), dtype)
@@ -210,9 +209,10 @@ def stack_rows(layers: Sequence[Integers], layout: checks.Layout = "concat") -> 
     Raises:
         ValueError: There are none, or `layout` is neither; or they differ in one of these.
     """
-    weight_format = layers[0].weight_format if layers else "int4"
+    checks.check_layers("integers", layers, Integers)
     for layer in layers:
         check(layer)
+    weight_format = layers[0].weight_format
     checks.check_stackable(weight_format, [layer.weights.shape for layer in layers], layout)
     first = layers[0]
     for layer in layers:
@@ -238,8 +238,9 @@ def check(layer: Integers, name: str = "weights") -> None:
     """Checks the types and shapes of a layer.
 
     Raises:
-        ValueError: One is not what FusedExperts takes; the sentence names it.
+        ValueError: It is a layer of another format, or one is not what FusedExperts takes; the sentence names it.
     """
+    checks.check_kind("integers", layer, Integers)
     weight_format, scales = layer.weight_format, layer.scales
     _check_arguments(weight_format, layer.block_size)
     checks.check_array(weight_format, f"the scales of '{name}'", scales)

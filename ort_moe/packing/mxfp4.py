@@ -183,6 +183,7 @@ def stack_rows(layers: Sequence[Mxfp4], layout: checks.Layout = "concat") -> Mxf
     Raises:
         ValueError: There are none, or `layout` is neither; or shapes or global scales differ.
     """
+    checks.check_layers("mxfp4", layers, Mxfp4)
     for layer in layers:
         check(layer)
     remedy = "dequantize and quantize each, which makes it 1"
@@ -193,8 +194,9 @@ def check(layer: Mxfp4, name: str = "weights") -> None:
     """Checks the types and shapes of a layer.
 
     Raises:
-        ValueError: One is not what FusedExperts takes; the sentence names it.
+        ValueError: It is a layer of another format, or one is not what FusedExperts takes; the sentence names it.
     """
+    checks.check_kind("mxfp4", layer, Mxfp4)
     checks.check_e2m1_layer("mxfp4", name, layer, np.uint8, BLOCK)
 
 

@@ -62,8 +62,12 @@ def quantize(
     """
     experts, rows, depth = checks.check_floats("nvfp4", name, weights)
     checks.check_depth("nvfp4", name, depth, BLOCK)
-    if largest is not None and np.shape(largest) != (experts,):
-        raise ValueError(f"nvfp4: largest must have shape (E) = {(experts,)}, but has {np.shape(largest)}")
+    if largest is not None:
+        checks.check_array("nvfp4", "largest", largest)
+        if largest.dtype not in checks.FLOATS and largest.dtype.kind not in "fiu":
+            raise ValueError(f"nvfp4: largest must be of real numbers, but is {largest.dtype}")
+        if largest.shape != (experts,):
+            raise ValueError(f"nvfp4: largest must have shape (E) = {(experts,)}, but has {largest.shape}")
     packed = np.empty((experts, rows, depth // 2), np.uint8)
     scales = np.empty((experts, rows, depth // BLOCK), SCALE_DTYPE)
     global_scale = np.ones(experts, np.float32)
@@ -131,6 +135,7 @@ def from_modelopt(
     """
     checks.check_array("nvfp4", f"'{name}'", weights)
     checks.check_array("nvfp4", f"the scales of '{name}'", scales)
+    checks.check_array("nvfp4", f"the global scale of '{name}'", global_scale)
     stacked = weights[None] if weights.ndim == 2 else weights
     if scales.dtype == np.uint8:
         scales = scales.view(SCALE_DTYPE)
@@ -203,6 +208,7 @@ def stack_rows(layers: Sequence[Nvfp4], layout: checks.Layout = "concat") -> Nvf
         ValueError: There are none, or `layout` is neither; or shapes or global scales differ. Scales that differ would
             have to be rounded anew.
     """
+    checks.check_layers("nvfp4", layers, Nvfp4)
     for layer in layers:
         check(layer)
     remedy = "quantize each with `largest`, the largest magnitude of all of them for each expert"
@@ -213,6 +219,7 @@ def check(layer: Nvfp4, name: str = "weights") -> None:
     """Checks the types and shapes of a layer.
 
     Raises:
-        ValueError: One is not what FusedExperts takes; the sentence names it.
+        ValueError: It is a layer of another format, or one is not what FusedExperts takes; the sentence names it.
     """
+    checks.check_kind("nvfp4", layer, Nvfp4)
     checks.check_e2m1_layer("nvfp4", name, layer, SCALE_DTYPE, BLOCK)

@@ -56,19 +56,23 @@ class Packing:
             ValueError: The format is unknown, or has no such blocks or no zero points.
         """
         checks.check_word("weights", "format", weight_format, PACKED)
+        return cls(weight_format, DEFAULT_BLOCKS[weight_format] if block_size is None else block_size, zero_points)
+
+    def __post_init__(self) -> None:
+        weight_format, block_size = self.weight_format, self.block_size
+        checks.check_word("weights", "format", weight_format, PACKED)
         usual = DEFAULT_BLOCKS[weight_format]
         sizes = (usual,) if weight_format in ("nvfp4", "mxfp4") else BLOCK_SIZES
-        if block_size not in (None, *sizes):
+        if not checks.is_one_of(block_size, sizes):
+            got = checks.shown(block_size)
             raise ValueError(
-                f"{weight_format}: the block size must be {checks.alternatives(sizes)}, but is {block_size}"
+                f"{weight_format}: the block size must be {checks.alternatives(sizes)}, but is {got}"
                 if len(sizes) > 1
-                else f"{weight_format}: the block size is always {usual}, but {block_size} was asked for"
+                else f"{weight_format}: the block size is always {usual}, but {got} was asked for"
             )
-        if block_size is not None:
-            checks.check_block_size(weight_format, block_size, sizes)
-        if zero_points and weight_format not in ("int4", "int8"):
+        checks.check_block_size(weight_format, block_size, sizes)
+        if self.zero_points and weight_format not in ("int4", "int8"):
             raise ValueError(f"{weight_format} has no zero points; int4 and int8 have")
-        return cls(weight_format, block_size or usual, zero_points)
 
     def __str__(self) -> str:
         if self.weight_format in ("nvfp4", "mxfp4"):
@@ -97,7 +101,11 @@ class Packing:
             rows: N.
             depth: D.
             dtype: Of x.
+
+        Raises:
+            ValueError: `dtype` is none that x may have.
         """
+        dtype = checks.dtype_of(self.weight_format, "dtype", dtype, checks.FLOATS)
         b, in_a_byte = self.block_size, 1 if self.weight_format in ("int8", "fp8") else 2
         codes = fp8.WEIGHT_DTYPE if self.weight_format == "fp8" else np.dtype(np.uint8)
         weights = (codes, (experts, rows, depth // in_a_byte))
@@ -132,7 +140,7 @@ class Packing:
         """
         match self.weight_format:
             case "nvfp4":
-                four = nvfp4.quantize(weights, name, largest=np.array([largest], np.float32))
+                four = nvfp4.quantize(weights, name, largest=np.array([largest]))
                 return four._asdict(), nvfp4.dequantize(four)
             case "mxfp4":
                 mx = mxfp4.quantize(weights, name)
@@ -223,10 +231,12 @@ def pack_expert(
         write: Takes the name of a part, the place of its first row in that part of the expert, and the rows.
 
     Raises:
-        ValueError: The weights are not finite, or their scales do not fit into `dtype`.
+        ValueError: The weights have another type or rank or are not finite, or their scales do not fit into `dtype`.
     """
     checks.check_array(packing.weight_format, f"'{name}'", matrix)
-    rows, depth = matrix.shape
+    if matrix.ndim != 2:
+        raise ValueError(f"{packing.weight_format}: '{name}' must have shape (N, D), but has {matrix.shape}")
+    _, rows, depth = checks.check_floats(packing.weight_format, name, matrix[None])
     least = packing.block_size if packing.weight_format == "fp8" else 1  # no square of fp8 is cut
     step = rows_at_once(_PIECE, depth, least)
     starts = range(0, rows, step)

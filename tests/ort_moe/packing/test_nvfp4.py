@@ -198,6 +198,14 @@ def test_a_largest_that_is_not_is_refused() -> None:
     for each in (np.ones(1), np.ones(3), np.float32(1.0)):
         with pytest.raises(ValueError, match=r"^nvfp4: largest must have shape \(E\) = \(2,\), but has "):
             nvfp4.quantize(weights, largest=cast(Any, each))
+    for each, sentence in (
+        ([1.0, 1.0], "must be a NumPy array, but came as list"),
+        (np.ma.MaskedArray(np.ones(2)), "must be a plain NumPy array, but came as MaskedArray"),
+        (np.array(["a", "b"]), "must be of real numbers, but is <U1"),
+        (np.array([1j, 1.0]), "must be of real numbers, but is complex128"),
+    ):
+        with pytest.raises(ValueError, match=rf"^nvfp4: largest {sentence}$"):
+            nvfp4.quantize(weights, largest=cast(Any, each))
     for number in (0.5, -1.0, np.inf, np.nan):
         sentence = rf"no less than what occurs in 'fc1', but of expert 1 it is {number}, and 1\.0 occurs$"
         with pytest.raises(ValueError, match=sentence):
