@@ -20,7 +20,7 @@ from ort_moe.ops import DOMAIN
 from ort_moe.running.session import ON_CPU, Provider, provider_names
 from ort_moe.verification.block_check import BlockSite, check_block, contrib_tolerance, find_blocks
 from ort_moe.verification.experts_check import FusedExpertsSite, check_experts, find_experts
-from ort_moe.verification.fitting import copied_per_token, fitting
+from ort_moe.verification.fitting import copied_by_bodies, copied_per_token, fitting
 from ort_moe.verification.original_experts import OriginalExperts
 from ort_moe.verification.packed_block_check import check_packed_block
 from ort_moe.verification.packed_reference import END_TO_END, distance, from_original, packed_since
@@ -70,7 +70,8 @@ def verify(
         check_signatures(original.model, candidate.model)
         comparison = _Comparison(original, candidate, seed)
         shapes = usual_shapes(original.model) if shapes is None else told_apart(original.model, shapes)
-        copied = copied_per_token(original.model)
+        by_original, by_bodies = copied_per_token(original.model), copied_by_bodies(candidate.model)
+        copied = max(by_original, by_bodies)
         fewer = fitting(shapes, copied)
         site_checks, shape_checks = comparison.run(fewer)
         notes = [
@@ -82,7 +83,8 @@ def verify(
         if original.respelt or candidate.respelt:
             notes.append("contrib nodes that the CPU does not run spelled as such that it does")
         if fewer != list(shapes):
-            notes.append(f"at fewer tokens, for the original copies {copied / 2**20:.0f} MiB of weights for each")
+            who = "the original copies" if by_original >= by_bodies else "function bodies copy"
+            notes.append(f"at fewer tokens, for {who} {copied / 2**20:.0f} MiB of weights for each")
     return Verification(
         os.fspath(reference),
         os.fspath(optimized),

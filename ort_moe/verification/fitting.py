@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ort_moe.graphs.expert_weights import copied_per_choice
+from ort_moe.graphs.node_kinds import experts_inputs, is_experts
+from ort_moe.verification.packed_weights import config_of
 from ort_moe.verification.sample_inputs import Shape
+from ort_moe.verification.site import has_body
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,6 +32,24 @@ def copied_per_token(model: ir.Model) -> int:
         k = ids.shape[-1] if ids.shape is not None and ids.shape.rank() else _number(node)
         most = max(most, copied_per_choice(ids) * (k if isinstance(k, int) else 1))
     return most
+
+
+def copied_by_bodies(model: ir.Model) -> int:
+    """Bytes of float32 that the function body of the widest FusedExperts copies at a time for one token.
+
+    A body takes its choices one after another, and of each the matrices of both layers.
+    """
+    bodies = (node for node in model.graph.all_nodes() if is_experts(node) and has_body(node, model))
+    return max((_of_a_choice(node) for node in bodies), default=0)
+
+
+def _of_a_choice(node: ir.Node) -> int:
+    """Bytes of float32 of an expert's larger layer; 0 where its sizes are not known."""
+    shapes = [experts_inputs(node)[f"{layer}_weights"].shape for layer in ("fc1", "fc2")]
+    sizes = [[n for n in shape[1:] if isinstance(n, int)] for shape in shapes if shape is not None]
+    if any(len(size) != 2 for size in sizes):
+        return 0
+    return 4 * (2 if config_of(node).nibbles else 1) * max(map(prod, sizes), default=0)
 
 
 def _number(node: ir.Node) -> int:
