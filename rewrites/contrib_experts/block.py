@@ -220,7 +220,7 @@ def _require_raw(node: ir.Node, target: str) -> None:
         remedy = "Build the model with weights_prepacked = 0; where it was built for the CPU, use `--target cpu`."
         raise Refusal(sentence, "contrib-layout", remedy=remedy)
     sentence = f"weights_prepacked = {prepacked}: its integers lie as some execution provider's kernel wants them"
-    raise Refusal(sentence, "contrib-layout")
+    raise Refusal(sentence, "contrib-layout", remedy="Build the model with weights_prepacked = 0.")
 
 
 def _mixes_otherwise(node: ir.Node) -> bool:

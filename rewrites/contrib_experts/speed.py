@@ -113,5 +113,5 @@ def why_slower(target: str, weight_format: str, size: LayerSize) -> str | None:
         return None
     return (
         f"with weights in {weight_format}, ours take {nearest.ratio:.2f} times as long in the layer measured that is "
-        f"most like it ({nearest.layer}, 1 token)"
+        f"most like its {size.k}/{size.hidden}/{size.inner} of K/H/I ({nearest.layer}, 1 token)"
     )
