@@ -14,8 +14,8 @@ FINE, WIDE = LayerSize(8, 2048, 768), LayerSize(2, 4096, 14336)
 def test_a_row_decides(ours: float, is_slower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "MEASURED", {("cuda", "int4"): (Measured("H200, float16", 128, FINE, ours, 20.0),)})
     sentence = (
-        "with weights in int4, ours take 1.50 times as long in the layer measured that is most like its 2/4096/14336 of "
-        "K/H/I (H200, float16 128/8/2048/768, 1 token)"
+        "with weights in int4, ours take 1.50 times as long in the layer measured that is most like its 2/4096/14336 "
+        "of K/H/I (H200, float16 128/8/2048/768, 1 token)"
     )
     assert why_slower("cuda", "int4", WIDE) == (sentence if is_slower else None)
     assert why_slower("cpu", "int4", WIDE) is None
