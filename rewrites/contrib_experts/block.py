@@ -15,6 +15,7 @@ from ort_moe.rewrites.contrib_experts.layers import (
     Parts,
     Storage,
     joined,
+    quant_type,
     read_bias,
     read_dense,
     storage_of,
@@ -194,7 +195,7 @@ def require_weights_of_one_sign(block: ContribBlock) -> None:
     Raises:
         Refusal: They may be.
     """
-    weights, kind = block.router_weights, block.node.attributes.get_string("quant_type", "int")
+    weights, kind = block.router_weights, quant_type(block.node)
     if weights is None or is_never_negative(weights) or not (kind == "int" or block.normalize):
         return
     sentence = f"its router_weights '{weights.name}' may be negative: "
@@ -208,7 +209,7 @@ def require_weights_of_one_sign(block: ContribBlock) -> None:
 
 def _require_raw(node: ir.Node, target: str) -> None:
     """Refuse integers in the order of some execution provider's kernel."""
-    if node.op_type != "QMoE" or node.attributes.get_string("quant_type", "int") != "int":
+    if node.op_type != "QMoE" or quant_type(node) != "int":
         return
     prepacked = integer(node, "weights_prepacked", -1)
     if prepacked == 0 or (prepacked == -1 and target == "cpu"):
@@ -225,13 +226,13 @@ def _require_raw(node: ir.Node, target: str) -> None:
 
 def _mixes_otherwise(node: ir.Node) -> bool:
     """Whether the kernels disagree on the weights of the chosen: measured on ONNX Runtime 1.32."""
-    kind = node.attributes.get_string("quant_type", "int")
+    kind = quant_type(node)
     return node.op_type == "QMoE" and kind == "int" and not integer(node, "normalize_routing_weights", 0)
 
 
 def _weighs_otherwise(node: ir.Node) -> bool:
     """Whether the kernels disagree on router weights: measured on ONNX Runtime 1.32."""
-    kind = node.attributes.get_string("quant_type", "int")
+    kind = quant_type(node)
     return node.op_type == "QMoE" and kind == "nvfp4" and bool(integer(node, "normalize_routing_weights", 0))
 
 
@@ -272,7 +273,7 @@ def _inner(node: ir.Node, fc1: Source, fc2: Source, hidden: int) -> int:
     stored = bits = fc2.dtype.bitwidth
     if node.op_type == "QMoE":
         integers = integer(node, "fc2_expert_weight_bits", integer(node, "expert_weight_bits", 4))
-        bits = {"int": integers, "fp8": 8}.get(node.attributes.get_string("quant_type", "int") or "", 4)
+        bits = {"int": integers, "fp8": 8}.get(quant_type(node), 4)
     weights = fc2.shape[1] * fc2.shape[2] * stored // max(bits, 1)
     if not hidden or weights % hidden or not weights:
         raise Refusal(f"fc2 has {weights} weights for each expert, no multiple of {hidden} elements", "contrib-form")

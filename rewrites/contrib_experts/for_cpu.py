@@ -13,6 +13,7 @@ from ort_moe.graphs.node_kinds import is_contrib_moe
 from ort_moe.ops import AttributeValue
 from ort_moe.packing import fp8, mxfp4, nvfp4
 from ort_moe.rewrites.contrib_experts.block import ContribBlock, given_inputs, read
+from ort_moe.rewrites.contrib_experts.layers import quant_type
 from ort_moe.rewrites.contrib_experts.sources import Source, register, viewed
 from ort_moe.rewrites.contrib_experts.write import (
     activation,
@@ -29,7 +30,7 @@ def runs_on_cpu(node: ir.Node) -> bool:
     """Whether ONNX Runtime's CPU kernels may run a contrib node of experts."""
     if "fc3_experts_weights" in given_inputs(node) or integer(node, "swiglu_fusion", 0) == 2:
         return False
-    kind = node.attributes.get_string("quant_type", "int")
+    kind = quant_type(node)
     if node.op_type == "MoE" or kind == "int":
         return True
     is_gated = node.attributes.get_string("activation_type", "relu") == "swiglu"

@@ -78,6 +78,11 @@ def read_dense(given: Given, rows: int, depth: int, dtype: ir.DataType) -> Parts
     return {"weights": weights}
 
 
+def quant_type(node: ir.Node) -> str:
+    """The attribute of a QMoE, `int` where it has none."""
+    return node.attributes.get_string("quant_type", "int") or ""
+
+
 def storage_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, int], dtype: ir.DataType) -> Storage:
     """How the weights of a QMoE are stored.
 
@@ -90,7 +95,7 @@ def storage_of(node: ir.Node, layers: Sequence[Given], sizes: tuple[int, int, in
     Raises:
         Refusal: FusedExperts has no such format, or the node does not tell which of two it is.
     """
-    kind = node.attributes.get_string("quant_type", "int")
+    kind = quant_type(node)
     if any(layer.zero_points is not None for layer in layers) and kind != "int":
         raise Refusal(f"it has zero points with quant_type '{kind}'", "contrib-form")
     match kind:
