@@ -52,7 +52,7 @@ from ort_moe.rewrites.spelling import respell
 from ort_moe.rewrites.unseed import forget, unseed
 from ort_moe.rewrites.values import is_op
 
-__all__ = ["RULES", "ExpertsSite", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "rewrite"]
+__all__ = ["RULES", "ExpertsSite", "Finding", "PassRecord", "RewriteResult", "RuleInfo", "Site", "prepare", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def rewrite(
 
     And the experts behind them, and ONNX Runtime's contrib ops that hold both.
 
-    Model-local functions that hold a router, or call one that does, are inlined first.
+    Model-local functions that hold a router or such an op, or call one that does, are inlined first.
 
     The names of graph inputs and outputs, of each router's logits, of the values that carry its weights and indices,
     and of what the experts return stay. Each fused node comes with a model-local function of standard operators.
@@ -104,21 +104,23 @@ def rewrite(
     return _rewrite_to_contrib(model, chosen) if target == "contrib" else _rewrite(model, chosen, target)
 
 
-def prepare(model: ir.Model) -> int:
+def prepare(model: ir.Model) -> PassRecord:
     """Check a model, inline its functions and name its nodes, in place: what a rewrite begins with.
 
     Returns:
-        The number of functions that were inlined.
+        Of the functions that were inlined.
 
     Raises:
         ModelError: As `rewrite`.
     """
     _check_imports(model.graph.opset_imports)
     spell_standard_domain(model)
+    start = time.perf_counter()
     inlined = inline_functions(model, SEEDED)
+    record = PassRecord("inline functions", inlined, time.perf_counter() - start)
     check_nodes(model)
     name_nodes(model)
-    return inlined
+    return record
 
 
 def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResult:
@@ -144,9 +146,8 @@ def _rewrite_to_contrib(model: ir.Model, chosen: frozenset[str]) -> RewriteResul
 def _rewrite(model: ir.Model, chosen: frozenset[str], target: str, only: Only | None = None) -> RewriteResult:
     imports = model.graph.opset_imports
     had_import = DOMAIN in imports
-    start = time.perf_counter()
-    inlined = prepare(model)
-    records = [PassRecord("inline functions", inlined, time.perf_counter() - start)]
+    records = [prepare(model)]
+    inlined = records[0].applied
     in_functions = () if target == "contrib" else tuple(experts_in_functions(model))
     split_before = split_shared_gates(model)  # as all else knows them; joined again in the end
     if not any(
