@@ -1,7 +1,7 @@
 """Inline the model-local functions of a router and of its experts: rules work on graphs, where constants are known.
 
 A function does not see them, and may be called with other weights each time. Runtimes inline it anyway. Functions that
-hold no router and take no choice, and the portable bodies of our own operators, stay.
+hold no router and no contrib node of experts and take no choice stay, and so do the portable bodies of our operators.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _Key = ir.OperatorIdentifier
 
 
 def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
-    """Inline, in place, the functions that hold a FusedRouter, a contrib MoE or a standard node of these types.
+    """Inline, in place, the functions that hold a FusedRouter, a contrib node of experts or a node of these types.
 
-    And those that call such.
+    And those that call such; and then those, with all that they call, that are given the indices of a choice.
 
-    And then those, with all that they call, that are given the indices of a choice.
+    Args:
+        model: In place.
+        op_types: Of the standard operators.
 
     Returns:
-        How many. What has an `obstacle` stays, and so does what it calls.
+        How many. What has an obstacle stays, and so does what it calls.
     """
     inlined, calls = 0, _calls(model)
     if calls:
@@ -41,8 +43,8 @@ def inline_functions(model: ir.Model, op_types: Collection[str]) -> int:
 
 def _inline(model: ir.Model, calls: dict[_Key, set[_Key]], keys: set[_Key]) -> int:
     """Inline these functions, but those that stay; how many."""
-    called_by_any = calls_with_graphs(model) if keys else {}
-    wanted = {key for key in keys if obstacle(model, model.functions[key], called_by_any) is None}
+    called_by_any = _calls_with_graphs(model) if keys else {}
+    wanted = {key for key in keys if _obstacle(model, model.functions[key], called_by_any) is None}
     while called := {other for key in calls.keys() - wanted for other in calls[key] & wanted}:
         wanted -= called  # into a function that stays, which may import other operator sets
     if wanted:
@@ -54,13 +56,13 @@ def _inline(model: ir.Model, calls: dict[_Key, set[_Key]], keys: set[_Key]) -> i
     return len(wanted)
 
 
-def obstacle(model: ir.Model, function: ir.Function, called: Mapping[_Key, bool]) -> str | None:
+def _obstacle(model: ir.Model, function: ir.Function, called: Mapping[_Key, bool]) -> str | None:
     """Why the function cannot be inlined, in a clause; None if it can.
 
     Args:
         model: Which holds it.
         function: Of the model.
-        called: What `calls_with_graphs` finds in the model: once, for all its functions.
+        called: What `_calls_with_graphs` finds in the model: once, for all its functions.
     """
     for domain, version in function.opset_imports.items():
         own = model.graph.opset_imports.get(domain, version)
@@ -74,15 +76,15 @@ def obstacle(model: ir.Model, function: ir.Function, called: Mapping[_Key, bool]
 
 def nodes_in_functions(model: ir.Model) -> Iterator[tuple[str, str, ir.Node]]:
     """The nodes of functions that could not be inlined, each with what it is in, and why, in a clause."""
-    called = calls_with_graphs(model) if model.functions else {}
+    called = _calls_with_graphs(model) if model.functions else {}
     for function in model.functions.values():
         if function.domain != DOMAIN:
-            why = obstacle(model, function, called) or "what calls it cannot be inlined"
+            why = _obstacle(model, function, called) or "what calls it cannot be inlined"
             for node in function.all_nodes():
                 yield f"{function.domain}::{function.name}", why, node
 
 
-def calls_with_graphs(model: ir.Model) -> dict[_Key, bool]:
+def _calls_with_graphs(model: ir.Model) -> dict[_Key, bool]:
     """For each operator in the model, functions included, whether some node of it has a graph."""
     found: dict[_Key, bool] = {}
     bodies: tuple[ir.Graph | ir.Function, ...] = (model.graph, *model.functions.values())
