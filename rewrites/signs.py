@@ -13,16 +13,16 @@ _ALWAYS = frozenset(
         "Softplus", "Sqrt",
     }
 )  # fmt: skip
-"""Ops of which no result is."""
+"""Ops whose results are never negative."""
 _IF_ALL = frozenset({"Add", "Concat", "Div", "Mean", "Min", "Mul", "Reciprocal", "Sum"})
-"""Ops of which none is if none of their inputs is."""
+"""Ops whose results are not if none of their inputs is."""
 _IF_FIRST = RESHAPING | {
     "CumSum", "Expand", "Gather", "GatherElements", "GatherND", "Pow", "ReduceMax", "ReduceMean", "ReduceMin",
     "ReduceSum", "Slice", "Split", "Tile", "TopK", "Transpose",
 }  # fmt: skip
-"""Ops of which none is if their first input is not; other inputs are axes, indices, lengths and exponents."""
+"""Ops whose results are not if their first input is not: other inputs are axes, indices, lengths and exponents."""
 _IF_THESE = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2)}
-"""Ops of which none is if the inputs at these places are not."""
+"""Ops whose results are not if the inputs at these places are not."""
 _LOOK_BACK = 64
 """Values looked at before giving up; from a router's logits to its weights there are fewer than 20."""
 
