@@ -37,14 +37,14 @@ def copied_per_token(model: ir.Model) -> int:
 def copied_by_bodies(model: ir.Model) -> int:
     """Bytes of float32 that the function body of the widest FusedExperts copies at a time for one token.
 
-    A body takes its choices one after another, and of each the matrices of both layers.
+    A body takes its choices one after another, and of each one layer's matrix and then the other's.
     """
     bodies = (node for node in model.graph.all_nodes() if is_experts(node) and has_body(node, model))
     return max((_of_a_choice(node) for node in bodies), default=0)
 
 
 def _of_a_choice(node: ir.Node) -> int:
-    """Bytes of float32 of an expert's larger layer; 0 where its sizes are not known."""
+    """Bytes of float32 of the larger of an expert's two matrices; 0 where their sizes are not known."""
     shapes = [experts_inputs(node)[f"{layer}_weights"].shape for layer in ("fc1", "fc2")]
     sizes = [[n for n in shape[1:] if isinstance(n, int)] for shape in shapes if shape is not None]
     if any(len(size) != 2 for size in sizes):
