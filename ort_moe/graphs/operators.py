@@ -1,4 +1,4 @@
-"""Kinds of standard operators, and how many nodes of each operator a model has."""
+"""Kinds of standard operators, how many nodes of each operator a model has, and attributes of unchecked nodes."""
 
 from __future__ import annotations
 

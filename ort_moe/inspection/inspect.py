@@ -331,11 +331,8 @@ def _contrib_layer(node: ir.Node) -> Layer:
     positions = [i for i in _CONTRIB_WEIGHTS[node.op_type] if i < len(node.inputs)]
     found = [stack(value, None) for i in positions if (value := node.inputs[i]) is not None]
     weights = tuple(weight for weight, _ in filter(None, found))
-    k = node.attributes["k"].as_int() if "k" in node.attributes else 1
-    normalized = (
-        "normalize_routing_weights" in node.attributes and node.attributes["normalize_routing_weights"].as_int()
-    )
-    router = f"softmax, top {k}" + (", normalised" if normalized else "")
+    k = node.attributes.get_int("k", 1)
+    router = f"softmax, top {k}" + (", normalised" if node.attributes.get_int("normalize_routing_weights", 0) else "")
     return Layer(
         node.name or "", f"contrib {node.op_type}", weights[0].shape[0] if weights else None, k, router, weights
     )
