@@ -22,7 +22,9 @@ from ort_moe.packing import checks, fp8, integers, mxfp4, nvfp4
 Array = npt.NDArray[Any]
 
 DEFAULT_BLOCKS: Mapping[str, int] = {"nvfp4": 16, "mxfp4": 32, "int4": 32, "int8": 128, "fp8": 128}
-"""Weights that share a scale; fixed for nvfp4 and mxfp4."""
+"""Weights that share a scale."""
+_OF_FIXED_BLOCKS = ("nvfp4", "mxfp4")
+"""Formats that have no other."""
 
 _PIECE = 1 << 17
 """Weights packed at a time by each thread: some tens of bytes for each, which stay in its cache."""
@@ -62,20 +64,16 @@ class Packing:
         weight_format, block_size = self.weight_format, self.block_size
         checks.check_word("weights", "format", weight_format, PACKED)
         usual = DEFAULT_BLOCKS[weight_format]
-        sizes = (usual,) if weight_format in ("nvfp4", "mxfp4") else BLOCK_SIZES
-        if not checks.is_one_of(block_size, sizes):
+        sizes = (usual,) if weight_format in _OF_FIXED_BLOCKS else BLOCK_SIZES
+        if len(sizes) == 1 and not checks.is_one_of(block_size, sizes):
             got = checks.shown(block_size)
-            raise ValueError(
-                f"{weight_format}: the block size must be {checks.alternatives(sizes)}, but is {got}"
-                if len(sizes) > 1
-                else f"{weight_format}: the block size is always {usual}, but {got} was asked for"
-            )
+            raise ValueError(f"{weight_format}: the block size is always {usual}, but {got} was asked for")
         checks.check_block_size(weight_format, block_size, sizes)
         if self.zero_points and weight_format not in ("int4", "int8"):
             raise ValueError(f"{weight_format} has no zero points; int4 and int8 have")
 
     def __str__(self) -> str:
-        if self.weight_format in ("nvfp4", "mxfp4"):
+        if self.weight_format in _OF_FIXED_BLOCKS:
             return self.weight_format
         zeros = " with zero points" if self.zero_points else ""
         return f"{self.weight_format} in blocks of {self.block_size}{zeros}"
@@ -88,8 +86,8 @@ class Packing:
     @property
     def attributes(self) -> dict[str, str | int]:
         """Of the FusedExperts."""
-        fixed = self.weight_format in ("nvfp4", "mxfp4")
-        return {"weight_format": self.weight_format, "block_size": 0 if fixed else self.block_size}
+        is_fixed = self.weight_format in _OF_FIXED_BLOCKS
+        return {"weight_format": self.weight_format, "block_size": 0 if is_fixed else self.block_size}
 
     def parts(
         self, experts: int, rows: int, depth: int, dtype: npt.DTypeLike

@@ -73,9 +73,9 @@ def test_pieces_make_the_whole(packing: Packing, monkeypatch: pytest.MonkeyPatch
     ("arguments", "options", "message"),
     [
         (("int3",), {}, "weights: format must be 'nvfp4', 'mxfp4', 'int4', 'int8' or 'fp8', but is 'int3'"),
-        (("int4", 48), {}, "int4: the block size must be 16, 32, 64 or 128, but is 48"),
+        (("int4", 48), {}, "int4: block_size must be 16, 32, 64 or 128, but is 48"),
         (("int4", 32.0), {}, r"int4: block_size must be an integer, but is 32\.0 of type float"),
-        (("int4", np.array([32, 16])), {}, r"int4: the block size must be .*, but is an array of shape \(2,\)"),
+        (("int4", np.array([32, 16])), {}, r"int4: block_size must be .*, but is an array of shape \(2,\)"),
         (("nvfp4", 32), {}, "nvfp4: the block size is always 16, but 32 was asked for"),
         (("fp8",), {"zero_points": True}, "fp8 has no zero points; int4 and int8 have"),
     ],
