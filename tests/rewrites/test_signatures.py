@@ -73,13 +73,9 @@ def test_a_node_that_is_not_as_its_operator_says(edit: Callable[[ir.Model], None
         rewrite(model)
 
 
-def _axis_of_a_function(model: ir.Model) -> None:
-    _node(model, "Softmax").attributes.add(ir.RefAttr("axis", "axis", ir.AttributeType.INT))
-
-
 def test_an_attribute_of_no_function() -> None:
     model = block(ROUTER)
-    _axis_of_a_function(model)
+    _node(model, "Softmax").attributes.add(ir.RefAttr("axis", "axis", ir.AttributeType.INT))
     with pytest.raises(ModelError, match="has the attribute 'axis' of a function, and is in none"):
         rewrite(model)
 

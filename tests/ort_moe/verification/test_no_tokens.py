@@ -17,7 +17,7 @@ from ort_moe.verification.tolerance import as_rows
 from tests.contrib_models import ContribCase
 from tests.ort_moe.verification.contrib_layers import layers, saved
 from tests.rewrites.blocks import block
-from tests.rewrites.test_signatures import ROUTER
+from tests.rewrites.expert_loops import ROUTER
 
 
 def without_tokens(proto: onnx.ModelProto) -> onnx.ModelProto:
