@@ -15,7 +15,7 @@ def short_name(kernel: str) -> str:
     """A kernel's own name: without its type, its namespaces, and what is in brackets; of a copy, which.
 
     Profilers leave the longest names mangled: `_ZN`, namespaces and name, each behind its length, or `_Z`
-    and the name, then the arguments. Of a template's member that is the template.
+    and the name, then the arguments. There a template's member goes by the template's name.
     """
     if found := _MANGLED.match(kernel):
         return _last_of_nested(kernel[found.end() :], nested=bool(found[1])) or kernel
