@@ -27,22 +27,10 @@ from tests.rewrites.experts.experts_models import (
     assert_same,
     assert_stays,
     fuse,
-    transposed,
 )
+from tests.rewrites.experts.texts import FC1_TRANSPOSED, FC2_TRANSPOSED, TRANSPOSED
 
 PLAIN = {"activation": "silu", "gated": 1, "gate_layout": "concat", "weight_on": "output", "weight_format": "dense"}
-
-FC1_TRANSPOSED = """
-    matrices1 = Gather <axis = 0> (fc1, list)
-    column1 = Unsqueeze (rows, one)
-    product1 = MatMul (column1, matrices1)
-    made1 = Squeeze (product1, one)"""
-FC2_TRANSPOSED = """
-    matrices2 = Gather <axis = 0> (fc2, list)
-    column2 = Unsqueeze (active, one)
-    product2 = MatMul (column2, matrices2)
-    made2 = Squeeze (product2, one)"""
-TRANSPOSED = {"fc1": transposed("fc1"), "fc2": transposed("fc2")}
 
 RNG = np.random.default_rng(11)
 HALF, OTHER_HALF = RNG.standard_normal((2, EXPERTS, INNER, HIDDEN)).astype(np.float32)

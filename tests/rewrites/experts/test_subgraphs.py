@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from ort_moe.rewrites import rewrite
 from tests.rewrites.blocks import EXPERTS, HIDDEN
 from tests.rewrites.experts.experts_models import INNER, ROUTER, Experts, assert_same
-from tests.rewrites.experts.test_batched_mm import FC1_TRANSPOSED, FC2_TRANSPOSED, TRANSPOSED
+from tests.rewrites.experts.texts import FC1_TRANSPOSED, FC2_TRANSPOSED, TRANSPOSED
 
 PIECES = Experts()
 PLAIN = "".join((PIECES.repeat, PIECES.list, PIECES.fc1, PIECES.activation, PIECES.fc2, PIECES.weigh, PIECES.sum))

@@ -1,4 +1,7 @@
-"""Nodes that several tests of experts write: the weights of all experts, and rows sorted by their expert and back."""
+"""Nodes that several tests of experts write.
+
+Layers of matrices that lie transposed, the weights of all experts, and rows sorted by their expert and back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,19 @@ import numpy as np
 
 from tests.rewrites.blocks import EXPERTS
 from tests.rewrites.experts.experts_models import transposed
+
+# As `FC1` and `FC2` of experts_models.py, with their weights.
+FC1_TRANSPOSED = """
+    matrices1 = Gather <axis = 0> (fc1, list)
+    column1 = Unsqueeze (rows, one)
+    product1 = MatMul (column1, matrices1)
+    made1 = Squeeze (product1, one)"""
+FC2_TRANSPOSED = """
+    matrices2 = Gather <axis = 0> (fc2, list)
+    column2 = Unsqueeze (active, one)
+    product2 = MatMul (column2, matrices2)
+    made2 = Squeeze (product2, one)"""
+TRANSPOSED = {"fc1": transposed("fc1"), "fc2": transposed("fc2")}
 
 # Reads `logits`, `ids` and `weights` and writes `by_expert`, the weights of all experts.
 SCATTER = """
