@@ -15,7 +15,7 @@ from ort_moe.inspection.inspect import inspect
 from ort_moe.optimization.optimize import optimize
 from ort_moe.rewrites import rewrite
 from ort_moe.rewrites.signatures import _CONTRIB
-from tests.contrib_models import ContribCase
+from tests.contrib_models import BESIDE_ORT, ContribCase
 from tests.rewrites.blocks import block
 
 ROUTER = """
@@ -144,6 +144,7 @@ def test_our_nodes(edit: Callable[[ir.Node], Any], sentence: str) -> None:
         rewrite(model)
 
 
+@BESIDE_ORT
 def test_contrib_signatures_are_those_of_the_runtime() -> None:
     from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
