@@ -19,7 +19,7 @@ from ort_moe.optimization.optimize import optimize
 from tests.contrib_models import ContribCase, contrib_model
 from tests.experts_cases import ExpertsCase
 from tests.ort_moe.tiny_models import CHOSEN, EXPERTS, HIDDEN, fused, original, save
-from tests.rewrites.experts.test_unrolled import unrolled
+from tests.rewrites.experts.unrolled_models import unrolled
 
 
 def test_tiny_block(tmp_path: Path) -> None:
