@@ -47,4 +47,9 @@ int ListedChoices() {
   return choices;
 }
 
+int FewChoices() {
+  static const int choices = ReadNumber("ORT_MOE_FEW_CHOICES", -1);
+  return choices;
+}
+
 }  // namespace ort_moe

@@ -1,5 +1,5 @@
-// Switches in the environment that choose between ways to the same result, for measuring and for finding faults. Each
-// is on unless its variable is "0", and is read once, when a kernel first asks.
+// Switches in the environment that choose between ways to the same result, for measuring and for finding faults. They
+// are on unless their variable is "0"; all variables are read once, when a kernel first asks.
 #pragma once
 
 namespace ort_moe {
@@ -17,5 +17,9 @@ bool IsSwitchedOn(Switch which);
 // ORT_MOE_LISTED_CHOICES: up to how many choices of a row the training routers search in a list of candidates; beyond,
 // among all experts. 128, which is the most, unless it is a number; 0 is never.
 int ListedChoices();
+
+// ORT_MOE_FEW_CHOICES: up to how many choices, tokens times K, FusedExperts takes its kernels for few tokens on Hopper,
+// if they fit. -1, for what is measured to be faster, unless it is a number; 0 is never.
+int FewChoices();
 
 }  // namespace ort_moe

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/switches.h"
 #include "kernels/experts/few/few.h"
 #include "kernels/experts/fused_experts.h"
 #include "kernels/experts/gemm/gemm.h"
@@ -108,6 +109,7 @@ FewLimits LimitsOfFew(WeightFormat format) {
 bool IsFew(WeightFormat format, const ExpertsArgs& args) {
   const FewLimits limits = LimitsOfFew(format);
   const int64_t slots = args.tokens * args.k;
+  if (FewChoices() >= 0) return slots <= FewChoices();
   return slots <= limits.slots && 4 * slots <= limits.slots_by_four_experts * args.experts &&
          (args.tokens == 1 || args.tokens * args.hidden <= limits.elements);
 }
@@ -205,7 +207,6 @@ ExpertsParams MakeParams(const ExpertsConfig& config, const ExpertsArgs& args, c
   p.experts = static_cast<int32_t>(args.experts);
   p.activated_stride = static_cast<int32_t>(plan.activated_stride);
   p.chunk = plan.chunk;
-  p.fc2_tiles = plan.fc2_tiles;
   p.by_expert = p.slots > 2 * args.experts || p.slots > kMaxGridY;
   p.weight_format = config.weight_format;
   p.activation = config.activation;

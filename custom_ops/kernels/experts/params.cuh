@@ -48,7 +48,6 @@ struct ExpertsParams {
   int32_t experts;
   int32_t activated_stride;  // elements
   int32_t chunk;             // tokens of an expert that are computed at once, <= kMaxChunk; not of FC2 for few tokens
-  int32_t fc2_tiles;         // of a block of FC2, at most
   bool by_expert;            // blocks walk over an expert's chunks instead of taking one each
   WeightFormat weight_format;
   Activation activation;

@@ -1,7 +1,7 @@
 // FC2 of FusedExperts with finalize taken in, for few tokens.
 //
-// Mapping: one block a multiprocessor; a block owns tiles of 4 or 8 columns of y, that is so many weight rows of every
-// chosen expert. A warp takes units, each one slice of the reduction of four or two items at one tile. All products
+// Mapping: one block a multiprocessor; a block owns tiles of 4, 8 or 16 columns of y, that is so many weight rows of
+// every chosen expert. A warp takes units, each one slice of the reduction of 4, 2 or 1 items at one tile. All products
 // meet in shared memory, where each is rounded as FC2 rounds alone, and a thread per element of y adds its k choices in
 // rank order: the bits are FinalizeRouting's. Bytes: the chosen experts' weights once; no intermediate of k rows a
 // token, and one launch less. Bound by: as FC1. Ahead of the wait for FC1 a block reads the routing (FC1 let it start
@@ -26,12 +26,12 @@ template <typename Format>
 struct Fc2Shared {
   static_assert(Format::kFc2Tokens <= kFewChunk, "items are laid out for kFewChunk");
 
-  // `tiles`: of a block.
-  static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int tiles) {
+  // `columns`: of a block.
+  static __host__ __device__ __forceinline__ size_t Bytes(const LayerParams& layer, int slots, int columns) {
     return kFc2Warps * static_cast<size_t>(WeightRing<Format, Format::kFc2Groups>::kBytes) +
            static_cast<size_t>(slots) * StagedStride<Format>(layer.depth) +
-           static_cast<size_t>(slots) * (tiles * layer.slices * Format::kFc2Columns + 2) * sizeof(float) +
-           Items::Bytes(slots, kFewChunk) + 3 * sizeof(uint4);
+           static_cast<size_t>(slots) * (columns * layer.slices + 2) * sizeof(float) + Items::Bytes(slots, kFewChunk) +
+           3 * sizeof(uint4);
   }
 
   __device__ __forceinline__ Fc2Shared(uint4* memory, const ExpertsParams& p) {
@@ -49,14 +49,15 @@ struct Fc2Shared {
   void* items;
   float* mix;      // (slots)
   float* scale;    // (slots) of the expert
-  float* partial;  // (tiles, slots, slices, Format::kFc2Columns)
+  float* partial;  // (tiles, slots, slices, columns of a tile)
 };
 
-template <typename Format, int kTokens>
+// kColumns: of a tile.
+template <typename Format, int kTokens, int kColumns>
 __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const ExpertsParams p) {
   using T = typename Format::Element;
   using Ring = WeightRing<Format, Format::kFc2Groups>;
-  constexpr int kColumns = Format::kFc2Columns, kUnitItems = kSetRows / kColumns;
+  constexpr int kUnitItems = kSetRows / kColumns;
   extern __shared__ uint4 shared[];
   const LayerParams& layer = p.fc2;
   const Fc2Shared<Format> s(shared, p);
@@ -166,13 +167,22 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
     const int4 counts = make_int4(count_of(0), count_of(1), count_of(2), count_of(3));
     const Slice part = part_of(unit);
     const auto multiply = [&](auto tokens) {
-      const auto activation_row = [&](int side, int token) { return items.Member(item + side, token); };
-      MoreExperts<Format, decltype(tokens)::value> products(staged, counts, part.first, activation_row);
-      MultiplySlice(products, ring, part, activation_row, fill, &at);
-      products.Emit([&](int side, int token, int r, float sum) {
-        const int member = items.Member(item + side, token);
-        s.partial[((tile * slots + member) * slices + slice) * kColumns + r] = sum;
-      });
+      constexpr int kCount = decltype(tokens)::value;
+      const auto store = [&](int member, int row, float sum) {
+        s.partial[((tile * slots + member) * slices + slice) * kColumns + row] = sum;
+      };
+      if constexpr (kUnitItems == 1) {
+        const auto member = [&](int token) { return items.Member(item, token); };
+        OneExpert<Format, kCount> products(staged, counts.x, part.first, member);
+        MultiplySlice(products, ring, part, member, fill, &at);
+        products.Emit(
+            [&](int side, int token, int row, float sum) { store(member(token), side * kTileRows + row, sum); });
+      } else {
+        const auto member = [&](int side, int token) { return items.Member(item + side, token); };
+        MoreExperts<Format, kCount, kColumns> products(staged, counts, part.first, member);
+        MultiplySlice(products, ring, part, member, fill, &at);
+        products.Emit([&](int side, int token, int row, float sum) { store(member(side, token), row, sum); });
+      }
     };
     if (kTokens == 1 || max(max(counts.x, counts.y), max(counts.z, counts.w)) == 1) {
       multiply(std::integral_constant<int, 1>());

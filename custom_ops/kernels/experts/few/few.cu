@@ -1,6 +1,8 @@
 // FusedExperts for few tokens, in every format (few.h): which calls, and their launches.
 #include "kernels/experts/few/few.h"
 
+#include <type_traits>
+
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/few/fc1.cuh"
 #include "kernels/experts/few/fc2.cuh"
@@ -49,6 +51,23 @@ bool FitsLoads(const ExpertsConfig& config, const ExpertsArgs& args) {
   return false;
 }
 
+// Columns of a tile of FC2: what the format takes, or more where a warp's rows would otherwise be those of more items
+// than there are, and some of them read twice.
+template <typename Format>
+int Fc2TileColumns(int64_t slots) {
+  return std::max(Format::kFc2Columns, slots <= 1 ? kSetRows : slots == 2 ? kTileRows : 0);
+}
+
+// Calls f with that number as a type; one item is one token's.
+template <typename Format, bool kShares, typename F>
+cudaError_t WithFc2Columns(int columns, const F& f) {
+  if constexpr (!kShares) {
+    if (columns == kSetRows) return f(std::integral_constant<int, kSetRows>());
+  }
+  if (columns == kTileRows) return f(std::integral_constant<int, kTileRows>());
+  return f(std::integral_constant<int, Format::kFc2Columns>());
+}
+
 template <typename Format, bool kShares>
 cudaError_t LaunchLayers(const LayersPlan& plan, const ExpertsParams& p, cudaStream_t stream) {
   const int fc1_warps = kFc1Warps / p.fc1.slices * p.fc1.slices;
@@ -58,8 +77,10 @@ cudaError_t LaunchLayers(const LayersPlan& plan, const ExpertsParams& p, cudaStr
       error != cudaSuccess) {
     return error;
   }
-  return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1>>(
-      plan.fc2_blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, p.fc2_tiles), stream, p);
+  return WithFc2Columns<Format, kShares>(plan.fc2_tile_columns, [&](auto columns) {
+    return Launch<Fc2FinalizeKernel<Format, kShares ? Format::kFc2Tokens : 1, decltype(columns)::value>>(
+        plan.fc2_blocks, kFc2Warps * kLanes, Fc2Shared<Format>::Bytes(p.fc2, p.slots, plan.fc2_columns), stream, p);
+  });
 }
 
 }  // namespace
@@ -79,13 +100,14 @@ bool PlanFew(const ExpertsConfig& config, const ExpertsArgs& args, int processor
     CutInSlices<Format>(&few.fc2, args.inner);
     few.chunk = IsAlone(args.tokens, slots) ? 1 : kFewChunk;
     const int64_t fc1_units = slots * config.fc1_rows(args.inner) / kSetRows;
-    const int64_t fc2_tiles = args.hidden / Format::kFc2Columns;
+    few.fc2_tile_columns = Fc2TileColumns<Format>(slots);
+    const int64_t fc2_tiles = args.hidden / few.fc2_tile_columns;
     few.fc1_blocks = static_cast<unsigned>(std::min<int64_t>(processors, fc1_units));
     few.fc2_blocks = static_cast<unsigned>(std::min<int64_t>(processors, fc2_tiles));
-    few.fc2_tiles = static_cast<int>(CeilDiv(fc2_tiles, few.fc2_blocks));
+    few.fc2_columns = static_cast<int>(CeilDiv(fc2_tiles, few.fc2_blocks)) * few.fc2_tile_columns;
     const int tokens = static_cast<int>(args.tokens), count = static_cast<int>(slots);
     if (Fc1Shared<Format>::Bytes(few.fc1.depth, tokens, count, few.chunk) > shared_limit ||
-        Fc2Shared<Format>::Bytes(few.fc2, count, few.fc2_tiles) > shared_limit) {
+        Fc2Shared<Format>::Bytes(few.fc2, count, few.fc2_columns) > shared_limit) {
       return false;
     }
     *plan = few;

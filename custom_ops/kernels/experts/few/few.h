@@ -14,9 +14,9 @@ namespace ort_moe {
 struct LayersPlan {
   LayerParams fc1{}, fc2{};  // depth and slices
   int chunk = 1;
-  int fc2_tiles = 0;                        // few tokens
-  unsigned fc1_blocks = 0, fc2_blocks = 0;  // few tokens
-  int64_t activated_stride = 0;             // elements
+  int fc2_tile_columns = 0, fc2_columns = 0;  // few tokens: of a tile of FC2, and of a block's tiles at most
+  unsigned fc1_blocks = 0, fc2_blocks = 0;    // few tokens
+  int64_t activated_stride = 0;               // elements
 };
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -92,7 +92,7 @@ __device__ __forceinline__ float ScaleOfType(uint32_t bits) {
 
 template <typename T>
 struct Int4Format : NibbleFormat<T> {
-  static constexpr int kFc2Columns = 4;  // a width of 2560 shares out better so
+  static constexpr int kFc2Columns = 8;
   static constexpr float kFactor = 1.0f;
   static constexpr int kScaleBytes = 2, kZeroBits = 4, kZero = 8;
   static constexpr bool kSharesRows = false;

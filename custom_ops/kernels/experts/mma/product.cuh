@@ -54,7 +54,8 @@ __device__ __forceinline__ int CountOf(int4 counts, int expert) {
 template <typename Format, int kTokens>
 class OneExpert;
 
-template <typename Format, int kTokens>
+// kColumns: weight rows of each expert, 4 or 8; there are as many experts as the core's rows hold.
+template <typename Format, int kTokens, int kColumns>
 class MoreExperts;
 
 template <typename T, int kTokens>
@@ -98,21 +99,25 @@ class OneExpert<DenseFormat<T>, kTokens> {
   float sums_[4] = {};
 };
 
-template <typename T, int kTokens>
-class MoreExperts<DenseFormat<T>, kTokens> {
-  static_assert(DenseFormat<T>::kFc2Columns == 4 && kTokens <= 2, "four experts have two of the core's columns each");
+// An expert has kShare of the core's columns, a token each.
+template <typename T, int kTokens, int kColumns>
+class MoreExperts<DenseFormat<T>, kTokens, kColumns> {
+  static constexpr int kShare = kTileRows * kColumns / kSetRows;
+  static_assert(kTokens <= kShare, "an expert's tokens have a column each");
 
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
   __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of) {
-    // Columns 2 * e and 2 * e + 1 are expert e's tokens; missing ones repeat one.
+    // Missing tokens and experts repeat one.
     const int lane = threadIdx.x % kLanes, column = lane / 4;
-    const int expert = CountOf(counts, column / 2) > 0 ? column / 2 : 0;
-    const int token = min(column % 2, CountOf(counts, expert) - 1);
+    const int expert = CountOf(counts, column / kShare) > 0 ? column / kShare : 0;
+    const int token = min(column % kShare, CountOf(counts, expert) - 1);
     at_ = staged.rows + row_of(expert, token) * staged.stride + 2 * first_group * kBytes + lane % 4 * 16;
-    // The lane's columns are expert lane % 4's, and among its rows are that expert's or not.
-    count_ = lane % 2 == lane / 16 ? CountOf(counts, lane % 4) : 0;
+    // The lane has two columns of one expert, among whose rows the lane's two are or not.
+    expert_ = 2 * (lane % 4) / kShare;
+    first_token_ = 2 * (lane % 4) % kShare;
+    count_ = kColumns == kTileRows || expert_ % 2 == lane / 16 ? CountOf(counts, expert_) : 0;
   }
 
   template <typename Ring>
@@ -131,16 +136,19 @@ class MoreExperts<DenseFormat<T>, kTokens> {
   template <typename Store>
   __device__ __forceinline__ void Emit(Store store) const {
     const int lane = threadIdx.x % kLanes;
+    const bool second = expert_ * kColumns >= kTileRows;  // tile
 #pragma unroll
-    for (int token = 0; token < 2; ++token) {
-      if (token < count_) store(lane % 4, token, lane / 4 % 4, lane % 4 < 2 ? sums_[token] : sums_[2 + token]);
+    for (int i = 0; i < 2; ++i) {
+      const int token = first_token_ + i;
+      if (token < count_) store(expert_, token, lane / 4 % kColumns, second ? sums_[2 + i] : sums_[i]);
     }
   }
 
  private:
   static constexpr int kBytes = DenseFormat<T>::kStep * sizeof(T);
   const char* at_;
-  int count_;  // of sums that this lane is left with
+  int expert_, first_token_;  // of the lane's columns
+  int count_;                 // of that expert's tokens; 0 in lanes that are not left with its sums
   float sums_[4] = {};
 };
 

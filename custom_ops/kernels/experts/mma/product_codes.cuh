@@ -13,53 +13,43 @@
 
 namespace ort_moe {
 
-// A lane's part of a step: decoded weights of both tiles, and what is multiplied with them.
+// What a lane's part of a step takes beside its weights.
 template <typename Format>
 struct LaneParts {
   static constexpr int kVectors = Format::kBlock / kVectorElements;
-  using Vectors = uint4[kVectors];  // activations
-  using Zeros = typename Format::Zero[2];
+  static constexpr int kVectorStride = 64;  // of activations: four lanes' 16 bytes
+  static constexpr int kStepBytes = Format::kStep * static_cast<int>(sizeof(uint16_t));
+  static constexpr int kStepFactors = 4 * static_cast<int>(sizeof(float));
 
-  uint32_t pairs[2][kVectors][4];
+  // Eight weights of each tile's row, vector `vector` of the part, decoded.
+  struct Decoded {
+    uint32_t pairs[2][4];
 
-  __device__ __forceinline__ LaneParts(const StepWeights& w, const Zeros& zeros) {
+    __device__ __forceinline__ Decoded(const StepWeights& w, const typename Format::Zero (&zeros)[2], int vector) {
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const uint32_t words[4] = {w.words[tile].x, w.words[tile].y, w.words[tile].z, w.words[tile].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int tile = 0; tile < 2; ++tile) {
+        const uint32_t words[4] = {w.words[tile].x, w.words[tile].y, w.words[tile].z, w.words[tile].w};
         if constexpr (Format::kBits == 4) {
-          Format::Decode(words[i], zeros[tile], pairs[tile][i]);
+          Format::Decode(words[vector], zeros[tile], pairs[tile]);
         } else {
-          uint32_t half[2];
-          Format::Decode(words[i], zeros[tile], half);
-          pairs[tile][i / 2][i % 2 * 2] = half[0];
-          pairs[tile][i / 2][i % 2 * 2 + 1] = half[1];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            uint32_t half[2];
+            Format::Decode(words[2 * vector + i], zeros[tile], half);
+            pairs[tile][2 * i] = half[0];
+            pairs[tile][2 * i + 1] = half[1];
+          }
         }
       }
     }
-  }
 
-  // The core's sums with the columns that the lanes hold.
-  __device__ __forceinline__ void Multiply(const Vectors& x, float (&sums)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
-#pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const uint32_t (&a)[4] = pairs[0][vector], (&b)[4] = pairs[1][vector];
-      MultiplyPairs(__half{}, sums, a[0], b[0], a[1], b[1], x[vector].x, x[vector].y);
-      MultiplyPairs(__half{}, sums, a[2], b[2], a[3], b[3], x[vector].z, x[vector].w);
+    // Adds the products with a vector of activations to the core's sums, of the columns that the lanes hold.
+    __device__ __forceinline__ void Multiply(uint4 x, float (&sums)[4]) const {
+      const uint32_t (&a)[4] = pairs[0], (&b)[4] = pairs[1];
+      MultiplyPairs(__half{}, sums, a[0], b[0], a[1], b[1], x.x, x.y);
+      MultiplyPairs(__half{}, sums, a[2], b[2], a[3], b[3], x.z, x.w);
     }
-  }
-
-  // A part of a row of activations, or zeros.
-  __device__ __forceinline__ static void LoadPart(const char* at, bool reads, Vectors& x) {
-    constexpr int kVectorStride = 64;  // four lanes' 16 bytes
-#pragma unroll
-    for (int vector = 0; vector < kVectors; ++vector) {
-      x[vector] = reads ? Vector(at + vector * kVectorStride) : uint4{};
-    }
-  }
+  };
 
   // `scale` times what a row's sums are multiplied with beside it, which is at `at`.
   __device__ __forceinline__ static float WholeScale(float scale, const char* at) {
@@ -76,9 +66,6 @@ struct LaneParts {
                         : ring.scales().Zero(ring.ScalesOf(at), step, tile, static_cast<int>(threadIdx.x % 4));
     }
   }
-
-  static constexpr int kStepBytes = Format::kStep * static_cast<int>(sizeof(uint16_t));  // of activations
-  static constexpr int kStepFactors = 4 * static_cast<int>(sizeof(float));
 };
 
 // Columns 2 * q and 2 * q + 1 are lane q's part, of two tokens.
@@ -94,8 +81,8 @@ class OneExpert {
     token_ = column / 2 == part ? column % 2 : kTokens;
     offset_ = 2 * first_group * Parts::kStepBytes + part * 16;
     factors_ = staged.vector_bytes + 2 * first_group * Parts::kStepFactors + part * static_cast<int>(sizeof(float));
-    rows_[0] = staged.rows + row_of(0) * staged.stride;
-    rows_[1] = staged.rows + row_of(min(1, count - 1)) * staged.stride;
+#pragma unroll
+    for (int token = 0; token < kKeptRows; ++token) rows_[token] = Row(token, row_of);
   }
 
   struct Operand {
@@ -117,27 +104,34 @@ class OneExpert {
 
   template <typename RowOf>
   __device__ __forceinline__ void Step(const Operand& operand, RowOf row_of) {
-    const Parts parts(operand.weights, {Format::ZeroOf(operand.zeros[0]), Format::ZeroOf(operand.zeros[1])});
+    const typename Format::Zero zeros[2] = {Format::ZeroOf(operand.zeros[0]), Format::ZeroOf(operand.zeros[1])};
+    const char* vectors[kPairs];
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       if (pair > 0 && 2 * pair >= count_) break;
-      const char* rows[2] = {rows_[0], rows_[1]};
-      if (pair > 0) {
-        rows[0] = staged_.rows + row_of(2 * pair) * staged_.stride;
-        rows[1] = staged_.rows + row_of(min(2 * pair + 1, count_ - 1)) * staged_.stride;
+      const char* const first = token_ == 1 ? rows_[kKeptRows - 1] : rows_[0];
+      vectors[pair] = offset_ + (pair > 0 ? Row(2 * pair + token_, row_of) : first);
+    }
+    float sums[kPairs][4] = {};
+#pragma unroll
+    for (int vector = 0; vector < Parts::kVectors; ++vector) {
+      const typename Parts::Decoded weights(operand.weights, zeros, vector);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        if (pair > 0 && 2 * pair >= count_) break;
+        const bool reads = 2 * pair + token_ < count_;
+        weights.Multiply(reads ? Vector(vectors[pair] + vector * Parts::kVectorStride) : uint4{}, sums[pair]);
       }
-      const bool reads = token_ < kTokens && 2 * pair + token_ < count_;
-      typename Parts::Vectors x;
-      Parts::LoadPart((token_ == 1 ? rows[1] : rows[0]) + offset_, reads, x);
-      float sums[4];
-      parts.Multiply(x, sums);
+    }
 #pragma unroll
-      for (int i = 0; i < (kTokens == 1 ? 1 : 2); ++i) {
+    for (int token = 0; token < kTokens; ++token) {
+      if (token > 0 && token >= count_) break;
+      const char* const row = token < kKeptRows ? rows_[token] : Row(token, row_of);
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-          float& total = totals_[pair][i][tile];
-          total = Fma(sums[2 * tile + i], Parts::WholeScale(operand.scales[tile], rows[i] + factors_), total);
-        }
+      for (int tile = 0; tile < 2; ++tile) {
+        float& total = totals_[token][tile];
+        const float scale = Parts::WholeScale(operand.scales[tile], row + factors_);
+        total = Fma(sums[token / 2][2 * tile + token % 2], scale, total);
       }
     }
     offset_ += Parts::kStepBytes;
@@ -152,7 +146,7 @@ class OneExpert {
       if (token >= count_) break;
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        float sum = totals_[token / 2][token % 2][tile];
+        float sum = totals_[token][tile];
         sum = Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
         sum = Add(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
         if (lane % 4 == 0) store(tile, token, lane / 4, sum);
@@ -162,54 +156,47 @@ class OneExpert {
 
  private:
   static constexpr int kPairs = (kTokens + 1) / 2;
+  static constexpr int kKeptRows = kTokens == 1 ? 1 : 2;
+
+  // A token's row; that of the last in place of one that is not there.
+  template <typename RowOf>
+  __device__ __forceinline__ const char* Row(int token, RowOf row_of) const {
+    return staged_.rows + row_of(min(token, count_ - 1)) * staged_.stride;
+  }
 
   StagedActivations staged_;
   int count_;
-  const char* rows_[2];  // of the first two tokens
-  int token_;            // of two, that this lane reads activations of; kTokens: of none
-  int offset_;           // in a row
-  int factors_;          // in a row
-  float totals_[kPairs][2][2] = {};
+  const char* rows_[kKeptRows];  // of the first tokens
+  int token_;                    // of two, that this lane reads activations of; kTokens and more: of none
+  int offset_;                   // in a row
+  int factors_;                  // in a row
+  float totals_[kTokens][2] = {};
 };
 
-// Columns 0 to 3 are the four lanes' parts of a token of one expert, and columns 4 to 7 of one of another's, one of the
-// first tile and one of the second. That serves two experts; of four, two such products serve 0 and 2, then 1 and 3.
-// Lanes 0 and 1 of a quad are left with the first tile's sums, two lanes' parts each, and lanes 2 and 3 with the
-// second's; of four experts, those of a tile's first four rows take them from the first product, the others from the
-// second.
-template <typename Format, int kTokens>
+// Columns 0 to 3 are the four lanes' parts of a token of one expert, and columns 4 to 7 of one of another's, which is
+// in the second tile. Lanes 0 and 1 of a quad are left with the first tile's sums, two lanes' parts each, and lanes 2
+// and 3 with the second's.
+template <typename Format, int kTokens, int kColumns>
 class MoreExperts {
   using Parts = LaneParts<Format>;
-  static constexpr int kProducts = kTileRows / Format::kFc2Columns;
-  static_assert(kProducts == 1 || kProducts == 2, "a tile has one expert or two");
+  static_assert(kColumns == kTileRows, "a tile has one expert");
 
  public:
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
   __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
-      : staged_(staged) {
-    if constexpr (kProducts == 1) {
-      most_of_[0] = most_ = max(counts.x, counts.y);
-    } else {
-      most_of_[0] = max(counts.x, counts.z);
-      most_of_[1] = max(counts.y, counts.w);
-      most_ = max(most_of_[0], most_of_[1]);
-    }
+      : staged_(staged), most_(max(counts.x, counts.y)) {
     const int lane = threadIdx.x % kLanes, part = lane % 4;
     offset_ = 2 * first_group * Parts::kStepBytes + part * 16;
     factors_ =
         staged.vector_bytes + 2 * first_group * Parts::kStepFactors + part % 2 * 2 * static_cast<int>(sizeof(float));
-#pragma unroll
-    for (int product = 0; product < kProducts; ++product) {
-      experts_[product] = lane / 16 * kProducts + product;
-      const int count = CountOf(counts, experts_[product]);
-      counts_[product] = part == lane / 4 % 4 ? count : 0;
-      rows_[product] = staged.rows + row_of(count > 0 ? experts_[product] : 0, 0) * staged.stride;
-    }
-    own_ = part / 2 * kProducts + (kProducts == 1 ? 0 : lane / 16);
-    own_count_ = CountOf(counts, own_);
-    if (own_count_ == 0) own_ = 0;
-    own_row_ = staged.rows + row_of(own_, 0) * staged.stride;
+    read_expert_ = lane / 16;
+    read_count_ = part == lane / 4 % 4 ? CountOf(counts, read_expert_) : 0;
+    own_expert_ = part / 2;
+    own_count_ = CountOf(counts, own_expert_);
+    if (counts.y == 0) read_expert_ = own_expert_ = 0;
+    read_row_ = Row(read_expert_, 0, row_of);
+    own_row_ = Row(own_expert_, 0, row_of);
   }
 
   struct Operand {
@@ -232,31 +219,34 @@ class MoreExperts {
 
   template <typename RowOf>
   __device__ __forceinline__ void Step(const Operand& operand, RowOf row_of) {
-    const Parts parts(operand.weights, {Format::ZeroOf(operand.zeros[0]), Format::ZeroOf(operand.zeros[1])});
-    const bool second = threadIdx.x % kLanes >= kLanes / 2, last = threadIdx.x % 4 >= 2;
+    const typename Format::Zero zeros[2] = {Format::ZeroOf(operand.zeros[0]), Format::ZeroOf(operand.zeros[1])};
+    const char* vectors[kTokens];
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       if (token > 0 && token >= most_) break;
-      float sums[kProducts][4] = {};
+      vectors[token] = offset_ + (token > 0 && token < read_count_ ? Row(read_expert_, token, row_of) : read_row_);
+    }
+    float sums[kTokens][4] = {};
 #pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        if (token > 0 && token >= most_of_[product]) continue;
-        const bool reads = token < counts_[product];
-        const char* row = rows_[product];
-        if (token > 0 && reads) row = staged_.rows + row_of(experts_[product], token) * staged_.stride;
-        typename Parts::Vectors x;
-        Parts::LoadPart(row + offset_, reads, x);
-        parts.Multiply(x, sums[product]);
+    for (int vector = 0; vector < Parts::kVectors; ++vector) {
+      const typename Parts::Decoded weights(operand.weights, zeros, vector);
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        if (token > 0 && token >= most_) break;
+        const bool reads = token < read_count_;
+        weights.Multiply(reads ? Vector(vectors[token] + vector * Parts::kVectorStride) : uint4{}, sums[token]);
       }
-      const char* row = own_row_;
-      if (token > 0 && token < own_count_) row = staged_.rows + row_of(own_, token) * staged_.stride;
+    }
+    const bool last = threadIdx.x % 4 >= 2;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      if (token > 0 && token >= most_) break;
+      const char* const row = token > 0 && token < own_count_ ? Row(own_expert_, token, row_of) : own_row_;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float sum = last ? sums[0][2 + i] : sums[0][i];
-        if constexpr (kProducts == 2) sum = second ? (last ? sums[1][2 + i] : sums[1][i]) : sum;
-        float& total = totals_[token][i];
         const char* const factor = row + factors_ + i * static_cast<int>(sizeof(float));
-        total = Fma(sum, Parts::WholeScale(operand.scales[i], factor), total);
+        float& total = totals_[token][i];
+        total = Fma(last ? sums[token][2 + i] : sums[token][i], Parts::WholeScale(operand.scales[i], factor), total);
       }
     }
     offset_ += Parts::kStepBytes;
@@ -271,20 +261,24 @@ class MoreExperts {
       if (token >= most_) break;
       float sum = Add(totals_[token][0], totals_[token][1]);
       sum = Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0 && token < own_count_) store(own_, token, lane / 4 % Format::kFc2Columns, sum);
+      if (lane % 2 == 0 && token < own_count_) store(own_expert_, token, lane / 4, sum);
     }
   }
 
  private:
+  template <typename RowOf>
+  __device__ __forceinline__ const char* Row(int expert, int token, RowOf row_of) const {
+    return staged_.rows + row_of(expert, token) * staged_.stride;
+  }
+
   StagedActivations staged_;
-  int experts_[kProducts];         // that this lane reads activations of, for each product
-  int counts_[kProducts];          // of their tokens; 0 in lanes that read none
-  const char* rows_[kProducts];    // of their first tokens
-  int own_, own_count_;            // the expert whose sums this lane is left with, and its tokens
-  const char* own_row_;            // of its first token
-  int most_of_[kProducts], most_;  // tokens of any of a product's experts, of any
-  int offset_;                     // in a row
-  int factors_;                    // in a row
+  int read_expert_, read_count_;  // that this lane reads activations of, and its tokens; 0 in lanes that read none
+  const char* read_row_;          // of its first token
+  int own_expert_, own_count_;    // whose sums this lane is left with, and its tokens
+  const char* own_row_;           // of its first token
+  int most_;                      // tokens of either expert
+  int offset_;                    // in a row
+  int factors_;                   // in a row
   float totals_[kTokens][2] = {};
 };
 

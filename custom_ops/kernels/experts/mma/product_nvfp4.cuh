@@ -182,11 +182,11 @@ class TwoSides {
 // Eight rows of each of two experts. The core's 16 rows are one expert's weights of a step and of the next, then the
 // other expert's; of a step without a next they are both experts'. Column 2 * q + i has a block of lane q, of side i. A
 // lane is left with the sums of single blocks again.
-template <typename T, int kTokens>
-class MoreExperts<Nvfp4Format<T>, kTokens> {
+template <typename T, int kTokens, int kColumns>
+class MoreExperts<Nvfp4Format<T>, kTokens, kColumns> {
  public:
   static constexpr bool kTakesGroups = true;
-  static_assert(Nvfp4Format<T>::kFc2Columns == kTileRows, "a tile has one expert");
+  static_assert(kColumns == kTileRows, "a tile has one expert");
 
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>

@@ -48,13 +48,13 @@ class WeightRing {
     const int at = group * kRowBytes;
     const uint8_t* const begin = layer.weights + (lane_weights_ + at);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights_[i] = begin + Wide(rows[i], row_bytes_);
+    for (int i = 0; i < kBegins; ++i) weights_[i] = begin + Wide(rows[i * (4 / kBegins)], row_bytes_);
     bytes_left_ = row_bytes_ - at - static_cast<int>(threadIdx.x % 8) * 16;
     scales_.Start(layer, rows, row_step_, group);
   }
   __device__ __forceinline__ void Choose(const LayerParams& layer, const int (&experts)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights_[i] += Wide(experts[i], layer.rows * row_bytes_);
+    for (int i = 0; i < kBegins; ++i) weights_[i] += Wide(experts[i * (4 / kBegins)], layer.rows * row_bytes_);
     scales_.Choose(layer, experts);
   }
 
@@ -70,9 +70,11 @@ class WeightRing {
   __device__ __forceinline__ void Fill(int at) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      CopyAsyncAt(lane_target_ + at + i * (kTileBytes / 2), weights_[i], bytes_left_ > 0);
-      weights_[i] += kRowBytes;
+      const uint8_t* const from = kBegins == 4 ? weights_[i] : weights_[i / 2] + i % 2 * (4 * row_step_ * row_bytes_);
+      CopyAsyncAt(lane_target_ + at + i * (kTileBytes / 2), from, bytes_left_ > 0);
     }
+#pragma unroll
+    for (const uint8_t*& weights : weights_) weights += kRowBytes;
     bytes_left_ -= kRowBytes;
     scales_.Fill(memory_ + at + kGroupSteps * kStepBytes);
   }
@@ -90,11 +92,14 @@ class WeightRing {
 
  private:
   static constexpr int kRowBytes = 128;  // of a row in a group
+  // Of the tiles' four times four rows, those whose addresses are kept: where all rows of a tile are one expert's, the
+  // second four lie behind the first.
+  static constexpr int kBegins = Format::kFc2Columns < kTileRows ? 4 : 2;
 
   char* memory_;
   int row_bytes_, row_step_, lane_weights_;
   uint32_t lane_target_;
-  const uint8_t* weights_[4];
+  const uint8_t* weights_[kBegins];
   int bytes_left_;
   Scales scales_;
 };

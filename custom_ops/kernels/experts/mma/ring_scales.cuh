@@ -96,31 +96,28 @@ class RowPieces {
   static constexpr int kRowBytes = kWords * 4;
   static constexpr int kBytes = 2 * kTileRows * kRowBytes;
 
-  __device__ __forceinline__ void Start(const uint8_t* array, const int64_t (&rows)[2], int row_bytes) {
-    row_bytes_ = row_bytes;
+  // The next Fill() is byte `first` of the rows and what follows.
+  __device__ __forceinline__ void Start(const uint8_t* array, const int64_t (&rows)[2], int row_bytes, int first) {
+    const int at = first + threadIdx.x % 4 * 4;
+    left_ = row_bytes - at;
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const uint8_t* const row = array + rows[tile] * row_bytes;
-      begins_[tile] = static_cast<int>(reinterpret_cast<uintptr_t>(row)) & 3;
-      words_[tile] = row - begins_[tile] + threadIdx.x % 4 * 4;
-    }
+    for (int tile = 0; tile < 2; ++tile) next_[tile] = array + rows[tile] * row_bytes + at;
   }
 
-  // Byte `first` of the rows and what follows, zeros behind the rows' ends: there, weights of 0 meet a scale that is
-  // not to be another row's NaN. Returns where that byte lands in its row's place, the second tile's in the second
-  // byte.
-  __device__ __forceinline__ uint32_t Fill(char* target, int first) const {
+  // A piece into its place, zeros behind the rows' ends: there, weights of 0 meet a scale that is not to be another
+  // row's NaN. The next one begins `step` bytes behind this one. Returns where the piece lands in its row's place, the
+  // second tile's in the second byte.
+  __device__ __forceinline__ uint32_t Fill(char* target, int step) {
     const int word = threadIdx.x % 4;
     uint32_t shifts = 0;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      const int at = begins_[tile] + first, whole = at & ~3;
-      shifts |= static_cast<uint32_t>(at & 3) << (8 * tile);
-      if (word < kWords) {
-        const int left = begins_[tile] + row_bytes_ - whole - 4 * word;
-        CopyWord(Row(target, tile) + 4 * word, words_[tile] + whole, min(max(left, 0), 4));
-      }
+      const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(next_[tile])) & 3;
+      shifts |= static_cast<uint32_t>(shift) << (8 * tile);
+      if (word < kWords) CopyWord(Row(target, tile) + 4 * word, next_[tile] - shift, min(max(left_ + shift, 0), 4));
+      next_[tile] += step;
     }
+    left_ -= step;
     return shifts;
   }
 
@@ -131,9 +128,8 @@ class RowPieces {
   }
 
  private:
-  const uint8_t* words_[2];  // the lane's of the rows' first
-  int begins_[2];            // the rows' bytes in their first word
-  int row_bytes_;
+  const uint8_t* next_[2];  // the lane's, a word behind that of the lane before
+  int left_;                // bytes from there to the rows' ends
 };
 
 // Of the formats of format_codes.cuh; blocks have a power of 2 of weights, a lane's part of a step at least and a group
@@ -170,14 +166,16 @@ class RingScales {
         own_scales[tile] = Wide(expert, row_blocks) + (rows_[tile] >> block_bits_);
       }
     }
-    if (given_zeros_) zeros_.Start(layer.zero_points, own, (blocks_ * Format::kZeroBits + 7) / 8);
-    scales_.Start(layer.scales, own_scales, blocks_ * Format::kScaleBytes);
+    const int first = group_ * GroupBlocks();
+    if (given_zeros_) {
+      zeros_.Start(layer.zero_points, own, (blocks_ * Format::kZeroBits + 7) / 8, first * Format::kZeroBits / 8);
+    }
+    scales_.Start(layer.scales, own_scales, blocks_ * Format::kScaleBytes, first * Format::kScaleBytes);
   }
 
   __device__ __forceinline__ void Fill(char* target) {
-    const int block = group_++ * (kGroupSteps * Format::kStep) >> block_bits_;
-    uint32_t shifts = scales_.Fill(target, block * Format::kScaleBytes);
-    if (given_zeros_) shifts |= zeros_.Fill(target + kZerosAt, block * Format::kZeroBits / 8) << 16;
+    uint32_t shifts = scales_.Fill(target, GroupBlocks() * Format::kScaleBytes);
+    if (given_zeros_) shifts |= zeros_.Fill(target + kZerosAt, GroupBlocks() * Format::kZeroBits / 8) << 16;
     reinterpret_cast<uint32_t*>(target + kShiftsAt)[threadIdx.x % kLanes] = shifts;
   }
 
@@ -203,6 +201,7 @@ class RingScales {
   }
 
  private:
+  __device__ __forceinline__ int GroupBlocks() const { return kGroupSteps * Format::kStep >> block_bits_; }
   __device__ __forceinline__ int BlockOf(int step, int part) const {
     return (step * Format::kStep + part * Format::kBlock) >> block_bits_;
   }

@@ -1,0 +1,159 @@
+"""Where FusedExperts' kernels for few tokens should give way to the grouped product: both, beside what a call takes.
+
+    python -m benchmarks.expert_crossings [--json OUT] [--only int4] [--tokens 1 2 3 4]
+
+us per layer, router and experts, by our launchers in a CUDA graph of a stack, as in a sweep (benchmarks.experts), three
+times: with what the library takes by itself, and with ORT_MOE_FEW_CHOICES forcing either way. Where the kernels for few
+tokens do not fit, forcing them changes nothing. "lost" is what the library takes by the faster of the two, less 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks import timing
+from benchmarks.expert_models import Shape
+from benchmarks.expert_stack import Experts
+from benchmarks.expert_sweep import measure
+from benchmarks.output import add_json, publish
+
+WAYS = {"layer_us": None, "few_us": "128", "grouped_us": "0"}
+"""Values of ORT_MOE_FEW_CHOICES by what is timed with them."""
+
+FORMATS = {
+    "nvfp4": ("bfloat16", 0),
+    "mxfp4": ("bfloat16", 0),
+    "int4": ("float16", 32),
+    "int8": ("float16", 128),
+    "fp8": ("bfloat16", 128),
+    "dense": ("bfloat16", 0),
+}
+"""Type of the rows and weights that share a scale, by format."""
+
+SIZES = (
+    (8, 2, 4096, 1792),
+    (8, 2, 4096, 14336),
+    (16, 1, 5120, 8192),
+    (16, 2, 4096, 6400),
+    (32, 4, 2880, 2880),
+    (64, 6, 2048, 1408),
+    (64, 8, 2048, 1024),
+    (128, 8, 2048, 768),
+    (160, 6, 5120, 1536),
+    (256, 8, 7168, 2048),
+    (512, 10, 2560, 640),
+)
+"""E, K, H and I."""
+
+SHAPES = tuple(
+    Shape(*size, weight_format, *FORMATS[weight_format])
+    for weight_format in FORMATS
+    for size in SIZES
+    if all(width % (FORMATS[weight_format][1] or 16) == 0 for width in size[2:])
+)
+
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24)
+LOADS = ("uniform", "zipf")
+MOST_CHOICES = 96
+
+COLUMNS = {
+    "shape": "shape",
+    "load": "load",
+    "T": "tokens",
+    "choices": "choices",
+    "few": "few_us",
+    "grouped": "grouped_us",
+    "taken": "layer_us",
+    "lost, %": "lost_percent",
+}
+
+
+def time_points(shapes: Iterable[Shape], tokens: Sequence[int]) -> dict[str, float]:
+    """us per layer of each shape, load and number of tokens, by what this process takes; under the point's name."""
+    copy_gbps = timing.copy_bandwidth()
+    times = {}
+    for shape in shapes:
+        experts = Experts(shape)
+        for load in LOADS:
+            for count in tokens_of(shape, tokens):
+                times[name_of(shape, load, count)] = measure(experts, load, count, copy_gbps)["layer_us"]
+        del experts
+        torch.cuda.empty_cache()
+    return times
+
+
+def tokens_of(shape: Shape, tokens: Iterable[int]) -> list[int]:
+    """Those with at most MOST_CHOICES choices."""
+    return [count for count in tokens if count * shape.k <= MOST_CHOICES]
+
+
+def name_of(shape: Shape, load: str, tokens: int) -> str:
+    return f"{shape.name} {load} {tokens}"
+
+
+def time_way(few_choices: str | None, shapes: Sequence[Shape], tokens: Sequence[int]) -> dict[str, float]:
+    """time_points in a process of its own: the switch is read once."""
+    code = (
+        "import json; from benchmarks.expert_crossings import *\n"
+        f"print('TIMES', json.dumps(time_points({list(shapes)!r}, {list(tokens)!r})))\n"
+    )
+    forced = {} if few_choices is None else {"ORT_MOE_FEW_CHOICES": few_choices}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | forced, stdout=subprocess.PIPE, text=True, check=True
+    )
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("TIMES ")]
+    times: dict[str, float] = json.loads(line.removeprefix("TIMES "))
+    return times
+
+
+def lost_percent(row: Mapping[str, Any]) -> float:
+    """How much longer what is taken lasts than the faster way."""
+    return round(100 * (row["layer_us"] / min(row["few_us"], row["grouped_us"]) - 1), 1)
+
+
+def losses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each format and load: what is lost in the mean, and where most."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["shape"].split()[0], row["load"]), []).append(row)
+    sentences = []
+    for (weight_format, load), group in groups.items():
+        worst = max(group, key=lambda row: row["lost_percent"])
+        mean = statistics.mean(row["lost_percent"] for row in group)
+        sentences.append(
+            f"{weight_format}, {load}: what is taken lasts {mean:.1f} % longer than the faster way in the mean of "
+            f"{len(group)} points, at most {worst['lost_percent']:.1f} % ({worst['shape']}, T = {worst['tokens']})"
+        )
+    return sentences
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_json(parser)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="default: 1 to 24")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    args = parser.parse_args()
+    timing.require_gpu()
+    shapes = [shape for shape in SHAPES if args.only in shape.name]
+    times = {key: time_way(few_choices, shapes, args.tokens) for key, few_choices in WAYS.items()}
+    rows: list[dict[str, Any]] = []
+    for shape in shapes:
+        for load in LOADS:
+            for count in tokens_of(shape, args.tokens):
+                row = {"shape": shape.name, "load": load, "tokens": count, "choices": count * shape.k}
+                row |= {key: way[name_of(shape, load, count)] for key, way in times.items()}
+                rows.append(row | {"lost_percent": lost_percent(row)})
+    publish(rows, COLUMNS, timing.environment(), args.json, {"losses": losses(rows)})
+
+
+if __name__ == "__main__":
+    main()

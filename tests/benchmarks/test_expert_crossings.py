@@ -1,0 +1,64 @@
+"""What is said of crossings, with a stand-in for PyTorch, which the checkout need not have; and a small run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from benchmarks.expert_models import Shape
+
+
+@pytest.fixture
+def crossings() -> Iterator[Any]:
+    with mock.patch.dict(sys.modules, torch=mock.MagicMock()):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            del sys.modules[name]  # what imports torch, for the time of this test
+        yield importlib.import_module("benchmarks.expert_crossings")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            del sys.modules[name]
+
+
+def row(tokens: int, taken: float, few: float, grouped: float, load: str = "uniform") -> dict[str, Any]:
+    shape = "int4/32 float16 8/2/64/32"
+    return {"shape": shape, "load": load, "tokens": tokens, "layer_us": taken, "few_us": few, "grouped_us": grouped}
+
+
+def test_losses_are_told_by_format_and_load(crossings: Any) -> None:
+    rows = [row(1, 10.0, 10.0, 20.0), row(2, 22.0, 20.0, 22.0), row(1, 9.0, 12.0, 9.0, "zipf")]
+    rows = [r | {"lost_percent": crossings.lost_percent(r)} for r in rows]
+    assert [r["lost_percent"] for r in rows] == [0.0, 10.0, 0.0]
+    head = "int4/32, {}: what is taken lasts {} % longer than the faster way in the mean of {} points, at most {} %"
+    where = "(int4/32 float16 8/2/64/32, T = {})"
+    assert crossings.losses(rows) == [
+        f"{head.format('uniform', '5.0', 2, '10.0')} {where.format(2)}",
+        f"{head.format('zipf', '0.0', 1, '0.0')} {where.format(1)}",
+    ]
+
+
+def test_blocks_divide_the_widths_that_are_measured(crossings: Any) -> None:
+    for shape in crossings.SHAPES:
+        assert (shape.hidden % (shape.block_size or 16), shape.inner % (shape.block_size or 16)) == (0, 0)
+        assert crossings.tokens_of(shape, [1, 1000]) == [1]
+
+
+@pytest.mark.gpu
+def test_both_ways_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import expert_crossings
+
+    shape = Shape(64, 8, 2048, 1024, "nvfp4")
+    out = tmp_path / "crossings.json"
+    argv = ["expert_crossings", "--only", shape.name, "--tokens", "1", "12", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", argv)
+    expert_crossings.main()
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [(r["load"], r["tokens"]) for r in rows] == [(load, t) for load in ("uniform", "zipf") for t in (1, 12)]
+    for r in rows:
+        if r["tokens"] == 1:
+            assert max(r["few_us"], r["layer_us"]) < r["grouped_us"]
