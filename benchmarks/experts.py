@@ -65,6 +65,14 @@ SHAPES = (
     Shape(8, 2, 4096, 14336, "dense"),
     Shape(128, 8, 2048, 768, "int8", "float16", 128),
     Shape(128, 8, 2048, 768, "fp8", "bfloat16", 128),
+    Shape(8, 2, 4096, 14336, "nvfp4"),
+    Shape(8, 2, 4096, 14336, "mxfp4"),
+    Shape(8, 2, 4096, 14336, "int8", "float16", 128),
+    Shape(16, 1, 5120, 8192, "nvfp4"),
+    Shape(16, 1, 5120, 8192, "mxfp4"),
+    Shape(16, 1, 5120, 8192, "int4", "float16", 32),
+    Shape(16, 1, 5120, 8192, "int8", "float16", 128),
+    Shape(16, 1, 5120, 8192, "dense"),
 )
 CYCLE_SHAPES = (Shape(512, 10, 2560, 640, "nvfp4"), Shape(128, 8, 2048, 768, "nvfp4"))
 

@@ -15,7 +15,6 @@
 // kernels.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "kernels/common/launch.cuh"
@@ -78,16 +77,12 @@ Plan GemmPlan(const ExpertsArgs& args) {
 bool IsEmpty(const ExpertsArgs& args) { return args.hidden < 1 || args.inner < 1 || args.k < 1; }
 
 // Where the kernels for few tokens are faster than the grouped product. Tokens of few experts soon meet, and only the
-// grouped product decodes a weight once for all of them. Beside int4 wide rows of several tokens were slower, too.
+// grouped product decodes a weight once for all of them.
 struct FewLimits {
   int64_t slots, slots_by_four_experts;
-  int64_t elements = std::numeric_limits<int64_t>::max();  // of x, where it has more than one row
 };
 
-// As measured on an H200 with 2 to 10 choices of 8 to 512 experts, H of 2048 to 7168, even choices and Zipf's law: of
-// the two, what is taken then is the faster one, or takes 0.1 % (int8) to 0.6 % (nvfp4) longer in the mean, with even
-// choices at most 10 % (int4 512/10/2560/640 at 60 slots), with Zipf's, where many choose the same expert, 16 % (nvfp4
-// 64/8/2048/1024 at 56).
+// As measured on an H200 (python -m benchmarks.expert_crossings; benchmarks/results/expert_crossings.json).
 FewLimits LimitsOfFew(WeightFormat format) {
   switch (format) {
     case WeightFormat::kNvfp4:
@@ -95,7 +90,7 @@ FewLimits LimitsOfFew(WeightFormat format) {
     case WeightFormat::kMxfp4:
       return {72, 6};
     case WeightFormat::kInt4:
-      return {40, 4, 12288};
+      return {80, 6};
     case WeightFormat::kInt8:
       return {80, 8};
     case WeightFormat::kFp8:
@@ -110,8 +105,7 @@ bool IsFew(WeightFormat format, const ExpertsArgs& args) {
   const FewLimits limits = LimitsOfFew(format);
   const int64_t slots = args.tokens * args.k;
   if (FewChoices() >= 0) return slots <= FewChoices();
-  return slots <= limits.slots && 4 * slots <= limits.slots_by_four_experts * args.experts &&
-         (args.tokens == 1 || args.tokens * args.hidden <= limits.elements);
+  return slots <= limits.slots && 4 * slots <= limits.slots_by_four_experts * args.experts;
 }
 
 // Whether the kernels for many tokens take the call.
