@@ -190,11 +190,7 @@ __global__ void __launch_bounds__(kFc1Warps* kLanes, 1) Fc1Kernel(const ExpertsP
         partial[(i * slices + slice) * kSetRows + tile * kTileRows + r] = sum;
       });
     };
-    if (kTokens == 1 || count == 1) {
-      multiply(std::integral_constant<int, 1>());
-    } else {
-      multiply(std::integral_constant<int, kTokens>());
-    }
+    ForTokens<Format, kTokens>(count, multiply);
 
     // The team's warps finish a unit in turn, a lane to a column of a token. They come to the next unit's sums only
     // when this one's have been read.

@@ -184,11 +184,7 @@ __global__ void __launch_bounds__(kFc2Warps* kLanes, 1) Fc2FinalizeKernel(const 
         products.Emit([&](int side, int token, int row, float sum) { store(member(side, token), row, sum); });
       }
     };
-    if (kTokens == 1 || max(max(counts.x, counts.y), max(counts.z, counts.w)) == 1) {
-      multiply(std::integral_constant<int, 1>());
-    } else {
-      multiply(std::integral_constant<int, kTokens>());
-    }
+    ForTokens<Format, kTokens>(max(max(counts.x, counts.y), max(counts.z, counts.w)), multiply);
   }
   CommitCopies();  // of mix and scale, if no weights have closed their group
   WaitForCopies<0>();

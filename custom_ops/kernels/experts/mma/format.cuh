@@ -79,12 +79,13 @@ __device__ __forceinline__ uint4 ArrangeNibbles(uint4 v) {
 template <typename T>
 struct DenseFormat {
   using Element = T;
-  static constexpr int kStep = 32;       // elements of the reduction in a warp's step
-  static constexpr int kFc1Groups = 4;   // of weights in flight in a warp
-  static constexpr int kFc2Groups = 2;   // where the activations of all choices lie beside them
-  static constexpr int kManyGroups = 4;  // in both layers for many tokens
-  static constexpr int kFc2Tokens = 2;   // of an expert at once, where four share the tensor core
-  static constexpr int kFc2Columns = 4;  // of a tile there
+  static constexpr int kStep = 32;          // elements of the reduction in a warp's step
+  static constexpr int kFc1Groups = 4;      // of weights in flight in a warp
+  static constexpr int kFc2Groups = 2;      // where the activations of all choices lie beside them
+  static constexpr int kManyGroups = 4;     // in both layers for many tokens
+  static constexpr int kFc2Tokens = 2;      // of an expert at once, where four share the tensor core
+  static constexpr bool kHasPairs = false;  // products of two tokens have code of their own
+  static constexpr int kFc2Columns = 4;     // of a tile there
   static constexpr float kFactor = 1.0f;
   static constexpr int kBlock = 16;         // of activations, which one thread stages
   static constexpr bool kArranges = false;  // activations lie in another order within their vectors
@@ -103,6 +104,7 @@ struct Nvfp4Format {
   static constexpr int kFc2Groups = 2;
   static constexpr int kManyGroups = 3;
   static constexpr int kFc2Tokens = 4;
+  static constexpr bool kHasPairs = false;
   static constexpr int kFc2Columns = 8;
   static constexpr float kFactor = kE2m1Factor;
   static constexpr int kBlock = static_cast<int>(kNvfp4Block);

@@ -25,6 +25,7 @@ struct NibbleFormat {
   static constexpr int kFc1Groups = 2;
   static constexpr int kFc2Groups = 2;
   static constexpr int kFc2Tokens = 4;
+  static constexpr bool kHasPairs = true;
   static constexpr bool kArranges = true;
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
 
@@ -42,6 +43,7 @@ struct ByteFormat {
   static constexpr int kFc1Groups = 2;
   static constexpr int kFc2Groups = 2;
   static constexpr int kFc2Tokens = 4;
+  static constexpr bool kHasPairs = true;
   static constexpr int kFc2Columns = 8;
   static constexpr bool kArranges = false;
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;

@@ -158,6 +158,18 @@ struct TakesGroups : std::false_type {};
 template <typename Products>
 struct TakesGroups<Products, std::enable_if_t<Products::kTakesGroups>> : std::true_type {};
 
+// Calls `multiply` with how many tokens its products are for, as a type: `count`, of at most kTokens, or more.
+template <typename Format, int kTokens, typename Multiply>
+__device__ __forceinline__ void ForTokens(int count, Multiply multiply) {
+  if (kTokens == 1 || count == 1) {
+    multiply(std::integral_constant<int, 1>());
+  } else if (Format::kHasPairs && count == 2) {
+    multiply(std::integral_constant<int, Format::kHasPairs ? 2 : kTokens>());
+  } else {
+    multiply(std::integral_constant<int, kTokens>());
+  }
+}
+
 // All products of a slice, through the ring from place `at` on; `fill(at)` starts another group's copies there.
 template <typename Products, typename Ring, typename RowOf, typename Fill>
 __device__ __forceinline__ void MultiplySlice(Products& products, const Ring& ring, const Slice& slice, RowOf row_of,

@@ -3,7 +3,8 @@
 // As for nvfp4 the weights go to the core without their scale, and each of its columns has the activations of one
 // lane's part of a step and zero elsewhere, so that each lane is left with sums of single parts and scales those. A
 // part lies in one block of weights, so that there are four parts to a step and the core has columns for two rows of
-// activations.
+// activations. Nothing branches on how many tokens there are: kTokens are multiplied, with zeros for those that are
+// not.
 #pragma once
 
 #include <cstdint>
@@ -108,7 +109,6 @@ class OneExpert {
     const char* vectors[kPairs];
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      if (pair > 0 && 2 * pair >= count_) break;
       const char* const first = token_ == 1 ? rows_[kKeptRows - 1] : rows_[0];
       vectors[pair] = offset_ + (pair > 0 ? Row(2 * pair + token_, row_of) : first);
     }
@@ -118,14 +118,12 @@ class OneExpert {
       const typename Parts::Decoded weights(operand.weights, zeros, vector);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        if (pair > 0 && 2 * pair >= count_) break;
         const bool reads = 2 * pair + token_ < count_;
         weights.Multiply(reads ? Vector(vectors[pair] + vector * Parts::kVectorStride) : uint4{}, sums[pair]);
       }
     }
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      if (token > 0 && token >= count_) break;
       const char* const row = token < kKeptRows ? rows_[token] : Row(token, row_of);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
@@ -185,7 +183,7 @@ class MoreExperts {
   // `row_of(expert, token)`: the row of activations; there is an expert 0.
   template <typename RowOf>
   __device__ __forceinline__ MoreExperts(const StagedActivations& staged, int4 counts, int first_group, RowOf row_of)
-      : staged_(staged), most_(max(counts.x, counts.y)) {
+      : staged_(staged) {
     const int lane = threadIdx.x % kLanes, part = lane % 4;
     offset_ = 2 * first_group * Parts::kStepBytes + part * 16;
     factors_ =
@@ -223,7 +221,6 @@ class MoreExperts {
     const char* vectors[kTokens];
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      if (token > 0 && token >= most_) break;
       vectors[token] = offset_ + (token > 0 && token < read_count_ ? Row(read_expert_, token, row_of) : read_row_);
     }
     float sums[kTokens][4] = {};
@@ -232,7 +229,6 @@ class MoreExperts {
       const typename Parts::Decoded weights(operand.weights, zeros, vector);
 #pragma unroll
       for (int token = 0; token < kTokens; ++token) {
-        if (token > 0 && token >= most_) break;
         const bool reads = token < read_count_;
         weights.Multiply(reads ? Vector(vectors[token] + vector * Parts::kVectorStride) : uint4{}, sums[token]);
       }
@@ -240,7 +236,6 @@ class MoreExperts {
     const bool last = threadIdx.x % 4 >= 2;
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      if (token > 0 && token >= most_) break;
       const char* const row = token > 0 && token < own_count_ ? Row(own_expert_, token, row_of) : own_row_;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -258,7 +253,6 @@ class MoreExperts {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      if (token >= most_) break;
       float sum = Add(totals_[token][0], totals_[token][1]);
       sum = Add(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
       if (lane % 2 == 0 && token < own_count_) store(own_expert_, token, lane / 4, sum);
@@ -276,7 +270,6 @@ class MoreExperts {
   const char* read_row_;          // of its first token
   int own_expert_, own_count_;    // whose sums this lane is left with, and its tokens
   const char* own_row_;           // of its first token
-  int most_;                      // tokens of either expert
   int offset_;                    // in a row
   int factors_;                   // in a row
   float totals_[kTokens][2] = {};
