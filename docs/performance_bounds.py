@@ -57,20 +57,25 @@ FC2's first products prepared ahead of its wait: no difference. Nor did it make 
 longer waits for the second.
 
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
-sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 82 us with the router, where the
-grouped product on wgmma takes 71 and 143 without it; 20 and 62 of int4/32 512/10/2560/640 (53 and 100); 20 and 51 of
-int8/128 128/8/2048/768 (64 and 113); 20 and 49 of fp8/128 128/8/2048/768 (49 and 91). FC2 has two experts to a warp's
-16 rows of weights there, and four with int4, which shares out 2560 columns better; with four mxfp4 took 16 % longer at
-4 tokens, and int8 15 %. A second chain of products in flight in each warp made no difference.
+sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 81 us with the router, where the
+grouped product on wgmma takes 71 and 143 without it; 20 and 53 of int4/32 512/10/2560/640 (53 and 100); 20 and 49 of
+int8/128 128/8/2048/768 (64 and 113); 20 and 50 of fp8/128 128/8/2048/768 (49 and 91). A second chain of products in
+flight in each warp made no difference.
 
-With more than 60 choices of nvfp4, 72 of mxfp4, 40 of int4, 80 of int8, 40 of fp8 or 64 of dense weights the grouped
+FC2 has two experts to a warp's 16 rows of packed weights, and one where a token chose one; of dense weights four, which
+shares out 2560 columns better, or as few as there are. With four in each, a layer that chooses two or one read and
+decoded some rows twice or four times: int4/32 8/2/4096/14336 took 88 us at 1 token, now 67; 16/1/5120/8192 53 in int4
+and 92 in dense weights, now 31 and 69 to 77; with two, 50 in int8, 38 in mxfp4 and 32 in nvfp4, now 42, 30 and 29. With
+several tokens FC1 of int4 kept up to 64 bytes of a thread in local memory. A tile now keeps the address of its first
+row alone, weights are decoded a vector at a time, and two tokens of an expert have code of their own: 4 tokens of
+int4/32 512/10/2560/640 took 61 us, now 53, of 128/8/2048/768 48, now 39. Two slices of a reduction of 12 groups and
+more in place of four took 4 % longer at 1 token, and made no difference at 2.
+
+With more than 60 choices of nvfp4, 72 of mxfp4, 80 of int4 and int8, 40 of fp8 or 64 of dense weights the grouped
 product takes over, and from fewer on where there are few experts, at which tokens soon meet: with more choices than
-1.25 times the experts of nvfp4, 1.5 times of mxfp4, as many of int4 and fp8, and twice of int8 and dense weights; with
-more than 12288 elements of several rows beside int4; and where the rows do not fit into shared memory. Of 13 layers
-from 8/2/4096/1792 to 512/10/2560/640 and 256/8/7168/2048, all six formats, 4 to 96 even choices and Zipf's, both ways
-were measured: what is taken is the faster one, or takes 0.3 % longer in the mean, with even choices at most 10 %, with
-Zipf's 16 %. At 24 choices of 8/2/4096/1792 nvfp4 takes 47 us by the grouped product and 71 by the kernels for few
-tokens, int4 54 and 91; at 32 of 128/8/2048/768 mxfp4 takes 49 and 39.
+1.25 times the experts of nvfp4, 1.5 times of mxfp4 and int4, as many of fp8, and twice of int8 and dense weights; and
+where the rows do not fit into shared memory. At 24 choices of 8/2/4096/1792 nvfp4 takes 47 us by the grouped product
+and 72 by the kernels for few tokens, int4 54 and 76; at 32 of 128/8/2048/768 mxfp4 takes 49 and 41.
 
 In the grouped product dense weights take wgmma; packed ones take mma.sync while an expert has up to 20 tokens in the
 mean (four bits) or 16 (eight), and beyond that wgmma. A weight is decoded once for all tokens. nvfp4 512/10/2560/640

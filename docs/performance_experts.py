@@ -35,12 +35,26 @@ us per layer in a stack of 8 with given logits, which send each layer and each r
 FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
 router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time, so the two differ by some per
 cent either way, at 15 us by 15; and from one H200 and run to another times do by up to 8 %: 1 token of dense
-512/10/2560/640 took 31.6 to 32.2, of dense 128/8/2048/768 25.8 to 27.9. The last column is the bytes of the experts
-chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
+512/10/2560/640 took 31.6 to 32.2, in the sweep below 35.2, of dense 128/8/2048/768 25.8 to 28.2. The last column is the
+bytes of the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
 """
 
 _KERNELS_HEADER = """\
 The contrib op's kernels in the same run, us per layer by the profiler:
+"""
+
+_CROSSINGS_HEADER = """\
+### Where the kernels for few tokens end
+
+`python -m benchmarks.expert_crossings` times both ways, which `ORT_MOE_FEW_CHOICES` [forces](environment.md), beside
+what the library takes by itself, for layers from 8/2/4096/1792 to 512/10/2560/640 and 256/8/7168/2048:
+
+```sh gpu
+python -m benchmarks.expert_crossings --only "nvfp4 bfloat16 64/8" --tokens 1 12
+```
+
+By the rule above, and measured before two tokens of an expert had code of their own, with which the kernels for few
+tokens of mxfp4, int4, int8 and fp8 take up to 4 % less:
 """
 
 _CYCLE_HEADER = """\
@@ -83,6 +97,7 @@ def on_gpu() -> Sequence[str]:
         recorded("experts", layers, partial(_layer_cells, layer_times)),
         *contrib_kernels(record("experts")["rows"]),
         DECODE_CHAIN_BOUNDS,
+        *_crossings(),
         *_sweep_section(),
         _CYCLE_HEADER,
         recorded("expert_cycles", cycles, _cycle_cells),
@@ -111,6 +126,11 @@ def on_cpu() -> Iterable[str]:
 def _cpu_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     peer, ratio = ("" if row[name] is None else f"{row[name]:.2f}" for name in ("peer_ms", "ratio_to_peer"))
     return row["shape"], str(row["tokens"]), f"{row['ours_ms']:.2f}", peer, row["peer"], ratio
+
+
+def _crossings() -> Iterable[str]:
+    yield _CROSSINGS_HEADER
+    yield "".join(f"- {sentence}.\n" for sentence in record("expert_crossings")["losses"])
 
 
 def _sweep_section() -> Iterable[str]:

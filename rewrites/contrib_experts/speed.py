@@ -62,28 +62,39 @@ class Measured:
         return f"{self.where} {self.experts}/{self.size.k}/{self.size.hidden}/{self.size.inner}"
 
 
-_WIDE, _FINE, _FINEST = LayerSize(2, 4096, 14336), LayerSize(8, 2048, 768), LayerSize(10, 2560, 640)
+_ONE, _WIDE = LayerSize(1, 5120, 8192), LayerSize(2, 4096, 14336)
+_FINE, _FINEST = LayerSize(8, 2048, 768), LayerSize(10, 2560, 640)
 
 MEASURED: Mapping[tuple[str, str], tuple[Measured, ...]] = {
     ("cuda", "dense"): (
-        Measured("H200, bfloat16", 512, _FINEST, 32.04, 64.35),
-        Measured("H200, bfloat16", 128, _FINE, 25.76, 50.25),
-        Measured("H200, bfloat16", 8, _WIDE, 186.53, 212.25),
+        Measured("H200, bfloat16", 512, _FINEST, 35.22, 64.78),
+        Measured("H200, bfloat16", 128, _FINE, 26.01, 51.29),
+        Measured("H200, bfloat16", 8, _WIDE, 176.04, 207.43),
+        Measured("H200, bfloat16", 16, _ONE, 77.16, 93.38),
     ),
     ("cuda", "nvfp4"): (
-        Measured("H200, bfloat16", 512, _FINEST, 18.87, 53.42),
-        Measured("H200, bfloat16", 128, _FINE, 15.28, 35.96),
+        Measured("H200, bfloat16", 512, _FINEST, 18.94, 52.69),
+        Measured("H200, bfloat16", 128, _FINE, 15.23, 35.65),
+        Measured("H200, bfloat16", 8, _WIDE, 64.44, 156.69),
+        Measured("H200, bfloat16", 16, _ONE, 28.89, 62.42),
     ),
     ("cuda", "mxfp4"): (
-        Measured("H200, bfloat16", 128, _FINE, 15.62, 33.09),
-        Measured("H200, bfloat16", 32, LayerSize(4, 2880, 2880), 31.33, 54.01),
+        Measured("H200, bfloat16", 128, _FINE, 15.41, 33.18),
+        Measured("H200, bfloat16", 32, LayerSize(4, 2880, 2880), 31.11, 53.66),
+        Measured("H200, bfloat16", 8, _WIDE, 66.16, 131.88),
+        Measured("H200, bfloat16", 16, _ONE, 30.32, 64.59),
     ),
     ("cuda", "int4"): (
-        Measured("H200, float16", 512, _FINEST, 20.43, 89.49),
-        Measured("H200, float16", 128, _FINE, 16.14, 27.28),
-        Measured("H200, float16", 8, _WIDE, 87.78, 74.05),
+        Measured("H200, float16", 512, _FINEST, 19.69, 87.86),
+        Measured("H200, float16", 128, _FINE, 15.82, 27.35),
+        Measured("H200, float16", 8, _WIDE, 67.08, 72.12),
+        Measured("H200, float16", 16, _ONE, 30.81, 35.55),
     ),
-    ("cuda", "int8"): (Measured("H200, float16", 128, _FINE, 19.53, 27.82),),
+    ("cuda", "int8"): (
+        Measured("H200, float16", 128, _FINE, 19.92, 27.78),
+        Measured("H200, float16", 8, _WIDE, 97.41, 99.41),
+        Measured("H200, float16", 16, _ONE, 41.69, 44.96),
+    ),
     ("cuda", "fp8"): (),
     ("cpu", "dense"): (Measured("float32", 32, LayerSize(8, 1024, 512), 4706.0, 4602.0),),
     ("cpu", "nvfp4"): (
@@ -93,9 +104,8 @@ MEASURED: Mapping[tuple[str, str], tuple[Measured, ...]] = {
     ("cpu", "int4"): (Measured("float32", 128, _FINE, 3995.0, 5277.0),),
 }
 """By where the model shall run, and the format of its experts' weights, as recorded in benchmarks/results/, from even
-choices. Wide experts were measured in dense and int4 alone. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. Where there is
-no row ours were not run beside the contrib op; what is not here is taken to be no slower: the CPU has no other kernel
-for it, or a coarser one."""
+choices. ONNX Runtime 1.31 on CUDA, 1.32 on the CPU. Where there is no row ours were not run beside the contrib op; what
+is not here is taken to be no slower: the CPU has no other kernel for it, or a coarser one."""
 
 
 def why_slower(target: str, weight_format: str, size: LayerSize) -> str | None:
