@@ -128,6 +128,8 @@ def optimize_model(
             experts=told_as_packed(result.experts, model, conversions),
             conversions=conversions,
         )
+        if packing is not None and not conversions:
+            report = replace(report, warnings=(f"no weights packed to {packing}: there is no FusedExperts",))
         if not report.matched:
             # Canonicalising alone is no improvement: the user gets the very graph that came in.
             model = load_model(source)

@@ -111,6 +111,7 @@ class _Comparison:
         self.with_library = library_is_there()
         self.libraries = (True, False) if self.with_library else (False,)
         ours = [node for node in candidate.model.graph.all_nodes() if node.domain == DOMAIN]
+        self.has_ours = bool(ours)
         self.with_bodies = all(has_body(node, candidate.model) for node in ours)
         # On the CPU, ONNX Runtime casts all half-precision inputs of a node of ours between others to float32: the
         # weights of all experts of all layers, where the bodies copy those of the choices.
@@ -132,6 +133,8 @@ class _Comparison:
     @property
     def how(self) -> str:
         """By what our nodes run."""
+        if not self.has_ours:
+            return "there is no node of ours in it"
         if not self.with_library:
             return "our nodes by their function bodies alone, for our library is not there"
         if not self.with_bodies:

@@ -18,6 +18,7 @@ from ort_moe.files.loading import data_files, load_model
 from ort_moe.files.weights_file import WeightsFile
 from ort_moe.optimization.optimize import optimize
 from ort_moe.verification.tolerance import TOLERANCES
+from tests.contrib_models import ContribCase
 from tests.ort_moe.large_models import LargeModel
 from tests.ort_moe.published_schemas import check
 
@@ -116,6 +117,14 @@ def test_already_optimised(source: Path) -> None:
     report = optimize(packed, again, weights="nvfp4")
     assert not report.matched
     assert "weights not packed: they are packed already, in int8" in " ".join(str(report).split())
+
+
+def test_experts_that_stay_a_contrib_node(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(ContribCase(weight_format="fp8", dtype="float16").model(), path)
+    report = optimize(path, output, weights="nvfp4")
+    assert report.warnings == ("no weights packed to nvfp4: there is no FusedExperts",)
+    assert optimize(path, output, force=True).warnings == ()
 
 
 @pytest.mark.parametrize(

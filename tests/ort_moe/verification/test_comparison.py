@@ -389,6 +389,14 @@ def test_nodes_without_function_bodies_are_verified_by_our_kernels(tmp_path: Pat
     assert "our nodes by our kernels, for not all have function bodies" in verification.notes
 
 
+def test_models_without_a_node_of_ours() -> None:
+    path = models.fixtures.get("qwen3_moe_block_dynamo_fp32").path
+    verification = verify(path, path)
+    assert verification.failure is None
+    assert "there is no node of ours in it" in verification.notes
+    assert not any("our nodes" in note for note in verification.notes)
+
+
 def test_document_is_json(tmp_path: Path) -> None:
     document = _verify(tmp_path, "choice").to_dict()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
