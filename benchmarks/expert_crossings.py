@@ -4,7 +4,7 @@
 
 us per layer, router and experts, by our launchers in a CUDA graph of a stack, as in a sweep (benchmarks.experts), three
 times: with what the library takes by itself, and with ORT_MOE_FEW_CHOICES forcing either way. Where the kernels for few
-tokens do not fit, forcing them changes nothing. "lost" is what the library takes by the faster of the two, less 1.
+tokens do not fit, forcing them changes nothing. "lost": by how much what is taken lasts longer than the faster of both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from benchmarks.expert_stack import Experts
 from benchmarks.expert_sweep import measure
 from benchmarks.output import add_json, publish
 
+SWITCH = "ORT_MOE_FEW_CHOICES"
 WAYS = {"layer_us": None, "few_us": "128", "grouped_us": "0"}
-"""Values of ORT_MOE_FEW_CHOICES by what is timed with them."""
+"""Values of the switch by what is timed with them; None: not set."""
 
 FORMATS = {
     "nvfp4": ("bfloat16", 0),
@@ -61,7 +62,7 @@ SHAPES = tuple(
     if all(width % (FORMATS[weight_format][1] or 16) == 0 for width in size[2:])
 )
 
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24)
+TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 LOADS = ("uniform", "zipf")
 MOST_CHOICES = 96
 
@@ -92,8 +93,8 @@ def time_points(shapes: Iterable[Shape], tokens: Sequence[int]) -> dict[str, flo
 
 
 def tokens_of(shape: Shape, tokens: Iterable[int]) -> list[int]:
-    """Those with at most MOST_CHOICES choices."""
-    return [count for count in tokens if count * shape.k <= MOST_CHOICES]
+    """Those with 1 to MOST_CHOICES choices."""
+    return [count for count in tokens if 1 <= count * shape.k <= MOST_CHOICES]
 
 
 def name_of(shape: Shape, load: str, tokens: int) -> str:
@@ -106,10 +107,10 @@ def time_way(few_choices: str | None, shapes: Sequence[Shape], tokens: Sequence[
         "import json; from benchmarks.expert_crossings import *\n"
         f"print('TIMES', json.dumps(time_points({list(shapes)!r}, {list(tokens)!r})))\n"
     )
-    forced = {} if few_choices is None else {"ORT_MOE_FEW_CHOICES": few_choices}
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | forced, stdout=subprocess.PIPE, text=True, check=True
-    )
+    environment = {name: value for name, value in os.environ.items() if name != SWITCH}
+    if few_choices is not None:
+        environment[SWITCH] = few_choices
+    run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("TIMES ")]
     times: dict[str, float] = json.loads(line.removeprefix("TIMES "))
     return times
@@ -143,7 +144,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     args = parser.parse_args()
     timing.require_gpu()
-    shapes = [shape for shape in SHAPES if args.only in shape.name]
+    shapes = [shape for shape in SHAPES if args.only in shape.name and tokens_of(shape, args.tokens)]
+    if not shapes:  # nothing that a record should make room for
+        tokens = ", ".join(map(str, args.tokens))
+        sys.exit(
+            f"no shape whose name contains '{args.only}' has 1 to {MOST_CHOICES} choices at any of {tokens} tokens"
+        )
     times = {key: time_way(few_choices, shapes, args.tokens) for key, few_choices in WAYS.items()}
     rows: list[dict[str, Any]] = []
     for shape in shapes:

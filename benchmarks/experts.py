@@ -295,6 +295,8 @@ def main() -> None:
     torch.manual_seed(0)
     copy_gbps = timing.copy_bandwidth()
     shapes = [shape for shape in (CYCLE_SHAPES if args.cycle else SHAPES) if args.only in shape.name]
+    if not shapes:  # nothing that a record should make room for
+        sys.exit(f"no shape's name contains '{args.only}'")
     if args.sweep:
         _sweep(args, shapes, copy_gbps)
         return

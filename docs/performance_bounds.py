@@ -59,7 +59,7 @@ longer waits for the second.
 The other packed formats take the same kernels. Their weights go to the tensor core as exact codes in float16, and the
 sums of a block are scaled: at 1 and 4 tokens of mxfp4 32/4/2880/2880 that takes 31 and 81 us with the router, where the
 grouped product on wgmma takes 71 and 143 without it; 20 and 53 of int4/32 512/10/2560/640 (53 and 100); 20 and 49 of
-int8/128 128/8/2048/768 (64 and 113); 20 and 50 of fp8/128 128/8/2048/768 (49 and 91). A second chain of products in
+int8/128 128/8/2048/768 (64 and 113); 19 and 49 of fp8/128 128/8/2048/768 (49 and 91). A second chain of products in
 flight in each warp made no difference.
 
 FC2 has two experts to a warp's 16 rows of packed weights, and one where a token chose one; of dense weights four, which
@@ -79,12 +79,12 @@ and 72 by the kernels for few tokens, int4 54 and 76; at 32 of 128/8/2048/768 mx
 
 In the grouped product dense weights take wgmma; packed ones take mma.sync while an expert has up to 20 tokens in the
 mean (four bits) or 16 (eight), and beyond that wgmma. A weight is decoded once for all tokens. nvfp4 512/10/2560/640
-takes 84, 133, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to 3.3 TB/s; wgmma, whose waits held up
+takes 84, 134, 209 and 305 us at 8, 16, 32 and 64 tokens with the router, 2.5 to 3.3 TB/s; wgmma, whose waits held up
 the decoding, took 210, 332 and 478 from 16 on without it. At 16 and 64 tokens int4/32 takes 161 and 360 us (wgmma 261
-and 609), mxfp4 152 and 195 (236 and 248), int8/128 135 and 194 (227 and 326), fp8/128 114 and 169 (183 and 266). By
-ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 % of the pipe
-of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread with all
-that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a
+and 609), mxfp4 32/4/2880/2880 151 and 195 (236 and 248), int8/128 134 and 194 (227 and 326), fp8/128 114 and 169 (183
+and 266). By ncu, before rows of tokens came by bulk copies, two thirds of the issue slots were busy with nvfp4 and 57 %
+of the pipe of logical operations, and half of the slots with int8. A weight of nvfp4 takes 2.6 instructions of a thread
+with all that goes with it, and the rest is the ends of tiles, in FC2 a fifth of the instructions, and the last wave: a
 multiprocessor is at work for 79 to 92 % of a kernel. The products of mxfp4 at 64 tokens waited a fifth of the time for
 rows of tokens, which three warps copied by 16 bytes, and whose weights were there; since one warp has a row copied at
 once, all formats but int4 take 2 to 9 % less. Blocks of 64 weight rows, four to a multiprocessor, took up to 8 % longer

@@ -34,7 +34,7 @@ _STACK_HEADER = """\
 us per layer in a stack of 8 with given logits, which send each layer and each replay to other experts, beyond the L2.
 FC1 and FC2, with finalize in it, are the kernels alone without overlap; "layer" is a CUDA graph of our launchers, of
 router and experts; "in ORT" and "contrib" are sessions with CUDA graphs, by host time, so the two differ by some per
-cent either way, at 15 us by 15; and from one H200 and run to another times do by up to 8 %: 1 token of dense
+cent either way, at 15 us by 15; and from one H200 and run to another times do by up to 12 %: 1 token of dense
 512/10/2560/640 took 31.6 to 32.2, in the sweep below 35.2, of dense 128/8/2048/768 25.8 to 28.2. The last column is the
 bytes of the experts chosen, each once, by the layer's time, as a share of the bandwidth of a large copy.
 """
@@ -54,7 +54,7 @@ python -m benchmarks.expert_crossings --only "nvfp4 bfloat16 64/8" --tokens 1 12
 ```
 
 By the rule above, and measured before two tokens of an expert had code of their own, with which the kernels for few
-tokens of mxfp4, int4, int8 and fp8 take up to 4 % less:
+tokens of mxfp4, int4, int8 and fp8 take less (in the sweep below up to 8 %, by Zipf's law 12):
 """
 
 _CYCLE_HEADER = """\

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ort_moe.choices import USUAL_TARGET, Target
-from ort_moe.optimization.optimize_model import Settings, optimize_model
+from ort_moe.optimization.optimize_model import Settings, optimize_model, packing_warnings
 
 if TYPE_CHECKING:
     from ort_moe.optimization.folder_report import FolderReport
@@ -77,4 +77,5 @@ def optimize(
         return optimize_folder(source, output, settings, target=target, require_match=require_match, force=force)
     if target is not None:
         settings = replace(settings, target=target)
-    return optimize_model(source, output, settings, require_match=require_match, force=force)
+    report = optimize_model(source, output, settings, require_match=require_match, force=force)
+    return replace(report, warnings=(*report.warnings, *packing_warnings(settings, [report])))

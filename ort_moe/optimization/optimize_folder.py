@@ -20,7 +20,7 @@ from ort_moe.installation.library import NAME as LIBRARY
 from ort_moe.installation.library import build_info, library_path
 from ort_moe.ops import DOMAIN
 from ort_moe.optimization.folder_report import FolderReport
-from ort_moe.optimization.optimize_model import Settings, optimize_model
+from ort_moe.optimization.optimize_model import Settings, optimize_model, packing_warnings
 
 if TYPE_CHECKING:
     from ort_moe.optimization.report import Report
@@ -64,7 +64,7 @@ def optimize_folder(
     report = FolderReport(os.fspath(source), None, settings.target, ())
     if output is None:
         models = [optimize_model(folder / name, None, settings) for name in config.models]
-        return replace(report, models=tuple(models), warnings=_warnings(config, models))
+        return replace(report, models=tuple(models), warnings=_warnings(config, settings, models))
     check_output_name(output)
     final = Path(os.path.abspath(output))
     check_folder(final, folder, lambda there: (there / genai_config.NAME).is_file(), force=force)
@@ -83,7 +83,7 @@ def optimize_folder(
             (staged.path / name).parent.mkdir(parents=True, exist_ok=True)
             # What does not match is carried over with the other files.
             models.append(optimize_model(folder / name, staged.path / name, settings, require_match=True))
-        report = replace(report, models=tuple(models), warnings=_warnings(config, models))
+        report = replace(report, models=tuple(models), warnings=_warnings(config, settings, models))
         if require_match and not report.matched:
             return report
         ours = [name for name, model in zip(config.models, models, strict=True) if _has_our_nodes(model)]
@@ -129,7 +129,12 @@ def _has_our_nodes(report: Report) -> bool:
     return any(operator.startswith(f"{DOMAIN}::") for operator in report.operators_after)
 
 
-def _warnings(config: GenaiConfig, models: Sequence[Report]) -> tuple[str, ...]:
+def _warnings(config: GenaiConfig, settings: Settings, models: Sequence[Report]) -> tuple[str, ...]:
+    """What the models are told of together."""
+    return *packing_warnings(settings, models), *_place_warnings(config, models)
+
+
+def _place_warnings(config: GenaiConfig, models: Sequence[Report]) -> tuple[str, ...]:
     """What keeps fused nodes from running where the configuration has the models run."""
     if not any(_has_our_nodes(model) for model in models):
         return ()

@@ -128,8 +128,6 @@ def optimize_model(
             experts=told_as_packed(result.experts, model, conversions),
             conversions=conversions,
         )
-        if packing is not None and not conversions:
-            report = replace(report, warnings=(f"no weights packed to {packing}: there is no FusedExperts",))
         if not report.matched:
             # Canonicalising alone is no improvement: the user gets the very graph that came in.
             model = load_model(source)
@@ -146,6 +144,14 @@ def optimize_model(
                 report = replace(report, warnings=(*report.warnings, "not verified: switched off"))
             staged.commit()
     return replace(report, output=os.fspath(output))
+
+
+def packing_warnings(settings: Settings, reports: Sequence[Report]) -> tuple[str, ...]:
+    """A sentence where weights were to be packed, and none of these models has experts of ours."""
+    packing = settings.packing()
+    if packing is None or any(report.conversions for report in reports):
+        return ()
+    return (f"no weights packed to {packing}: there is no FusedExperts",)
 
 
 @contextmanager

@@ -125,6 +125,8 @@ def read(node: ir.Node, target: str) -> ContribBlock:
             raise Refusal(
                 f"its attribute '{name}' is 1, which only some of ONNX Runtime's kernels honour", "contrib-form"
             )
+    if (normalize := integer(node, "normalize_routing_weights", 0)) not in (0, 1):
+        raise Refusal(f"its normalize_routing_weights is {normalize}, and neither 0 nor 1", "contrib-form")
     _require_raw(node, target)
     if _mixes_otherwise(node) and "router_weights" not in given:
         sentence = (

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from benchmarks.expert_models import Shape
+from tests.benchmarks.without_torch import imported
 
 
 @pytest.fixture
 def crossings() -> Iterator[Any]:
-    with mock.patch.dict(sys.modules, torch=mock.MagicMock()):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-            del sys.modules[name]  # what imports torch, for the time of this test
-        yield importlib.import_module("benchmarks.expert_crossings")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-            del sys.modules[name]
+    with imported("benchmarks.expert_crossings") as module:
+        yield module
 
 
 def row(tokens: int, taken: float, few: float, grouped: float, load: str = "uniform") -> dict[str, Any]:
@@ -46,6 +41,28 @@ def test_blocks_divide_the_widths_that_are_measured(crossings: Any) -> None:
     for shape in crossings.SHAPES:
         assert (shape.hidden % (shape.block_size or 16), shape.inner % (shape.block_size or 16)) == (0, 0)
         assert crossings.tokens_of(shape, [1, 1000]) == [1]
+
+
+@pytest.mark.parametrize("options", [("--only", "int3"), ("--tokens", "1000"), ("--tokens", "0")])
+def test_a_record_makes_no_room_for_nothing(
+    crossings: Any, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["expert_crossings", *options, "--json", str(tmp_path / "crossings.json")])
+    with pytest.raises(SystemExit, match=r"no shape whose name contains '.*' has 1 to 96 choices at any of \d"):
+        crossings.main()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_library_takes_is_timed_without_the_switch(
+    crossings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(crossings.SWITCH, "0")
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "TIMES {\\"set to ${ORT_MOE_FEW_CHOICES-nothing}\\": 1.0}"\n', encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    times = [list(crossings.time_way(value, [], [])) for value in crossings.WAYS.values()]
+    assert times == [["set to nothing"], ["set to 128"], ["set to 0"]]
 
 
 @pytest.mark.gpu

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
+
+from tests.benchmarks.without_torch import imported
 
 
 @pytest.fixture
 def sweep() -> Iterator[Any]:
-    with mock.patch.dict(sys.modules, torch=mock.MagicMock()):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-            del sys.modules[name]  # what imports torch, for the time of this test
-        yield importlib.import_module("benchmarks.expert_sweep")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-            del sys.modules[name]
+    with imported("benchmarks.expert_sweep") as module:
+        yield module
 
 
 def row(tokens: int, us: float, load: str = "uniform") -> dict[str, Any]:

@@ -1,5 +1,5 @@
-// Switches in the environment that choose between ways to the same result, for measuring and for finding faults. They
-// are on unless their variable is "0"; all variables are read once, when a kernel first asks.
+// Switches in the environment that choose between ways to a result, for measuring and for finding faults: the same
+// bits, but where it is said. They are on unless their variable is "0"; all are read once, when a kernel first asks.
 #pragma once
 
 namespace ort_moe {
@@ -19,7 +19,7 @@ bool IsSwitchedOn(Switch which);
 int ListedChoices();
 
 // ORT_MOE_FEW_CHOICES: up to how many choices, tokens times K, FusedExperts takes its kernels for few tokens on Hopper,
-// if they fit. -1, for what is measured to be faster, unless it is a number; 0 is never.
+// if they fit, which add in another order. -1, for what was measured to be faster, unless it is a number.
 int FewChoices();
 
 }  // namespace ort_moe

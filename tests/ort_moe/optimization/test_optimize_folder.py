@@ -231,9 +231,12 @@ def test_packed_weights(tmp_path: Path) -> None:
     import models.fixtures
 
     model = onnx.load(models.fixtures.get("mixtral_block_dynamo_fp32").path)
-    source = genai_folder(tmp_path / "in", models={"model.onnx": model})
+    document = config(filename="model.onnx")
+    document["model"]["vision"] = {"filename": "vision.onnx"}
+    source = genai_folder(tmp_path / "in", document, {"model.onnx": model, "vision.onnx": classifier()})
     report = _optimize(source, tmp_path / "out", weights="int8", block_size=16)
-    assert report.models[0].conversions
+    assert [bool(each.conversions) for each in report.models] == [True, False]
+    assert "no weights packed" not in str(report)
     session(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
 
 

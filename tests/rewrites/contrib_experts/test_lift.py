@@ -290,6 +290,7 @@ def test_a_router_of_router_weights_grows(dtype: str) -> None:
         (ContribCase(weight_format="int8", prepacked=1), "cpu", "contrib-layout", "weights_prepacked = 1"),
         (ContribCase(attributes={"rotation": 0}), "cpu", "contrib-form", "'rotation' is none that ONNX Runtime 1.32"),
         (ContribCase(attributes={"use_sparse_mixer": 1}), "cpu", "contrib-form", "use_sparse_mixer"),
+        (ContribCase(attributes={"normalize_routing_weights": 2}), "cpu", "contrib-form", "is 2, and neither 0 nor 1"),
         (ContribCase(attributes={"swiglu_limit_after_activation": 1}), "cpu", "contrib-form", "limit_after"),
         (ContribCase(attributes={"swiglu_limit": 0.0}), "cpu", "contrib-form", "swiglu_limit is 0"),
         (ContribCase(fusion=0), "cpu", "contrib-form", "without an fc3"),
