@@ -4,7 +4,8 @@
 
 us per layer, router and experts, by our launchers in a CUDA graph of a stack, as in a sweep (benchmarks.experts), three
 times: with what the library takes by itself, and with ORT_MOE_FEW_CHOICES forcing either way. Where the kernels for few
-tokens do not fit, forcing them changes nothing. "lost": by how much what is taken lasts longer than the faster of both.
+tokens do not fit, forcing them changes nothing, and such points count for nothing. "lost": by how much the way that is
+taken lasts longer than the faster one.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ SHAPES = tuple(
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 LOADS = ("uniform", "zipf")
+SAME = 1.01
+"""Up to this ratio two runs of one way differ as well."""
+
 MOST_CHOICES = 96
 
 COLUMNS = {
@@ -116,16 +120,21 @@ def time_way(few_choices: str | None, shapes: Sequence[Shape], tokens: Sequence[
     return times
 
 
-def lost_percent(row: Mapping[str, Any]) -> float:
-    """How much longer what is taken lasts than the faster way."""
-    return round(100 * (row["layer_us"] / min(row["few_us"], row["grouped_us"]) - 1), 1)
+def lost_percent(row: Mapping[str, Any]) -> float | None:
+    """How much longer the way that is taken lasts than the faster one; None where forcing changed nothing."""
+    ways = sorted((row["few_us"], row["grouped_us"]))
+    if ways[1] < SAME * ways[0]:
+        return None
+    taken = min(ways, key=lambda us: abs(us - row["layer_us"]))  # by its own time: another run's differs by more
+    return round(100 * (taken / ways[0] - 1), 1)
 
 
 def losses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """A sentence for each format and load: what is lost in the mean, and where most."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["shape"].split()[0], row["load"]), []).append(row)
+        if row["lost_percent"] is not None:
+            groups.setdefault((row["shape"].split()[0], row["load"]), []).append(row)
     sentences = []
     for (weight_format, load), group in groups.items():
         worst = max(group, key=lambda row: row["lost_percent"])

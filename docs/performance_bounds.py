@@ -62,20 +62,21 @@ grouped product on wgmma takes 71 and 143 without it; 20 and 53 of int4/32 512/1
 int8/128 128/8/2048/768 (64 and 113); 19 and 49 of fp8/128 128/8/2048/768 (49 and 91). A second chain of products in
 flight in each warp made no difference.
 
-FC2 has two experts to a warp's 16 rows of packed weights, and one where a token chose one; of dense weights four, which
-shares out 2560 columns better, or as few as there are. With four in each, a layer that chooses two or one read and
-decoded some rows twice or four times: int4/32 8/2/4096/14336 took 88 us at 1 token, now 67; 16/1/5120/8192 53 in int4
-and 92 in dense weights, now 31 and 69 to 77; with two, 50 in int8, 38 in mxfp4 and 32 in nvfp4, now 42, 30 and 29. With
-several tokens FC1 of int4 kept up to 64 bytes of a thread in local memory. A tile now keeps the address of its first
-row alone, weights are decoded a vector at a time, and two tokens of an expert have code of their own: 4 tokens of
-int4/32 512/10/2560/640 took 61 us, now 53, of 128/8/2048/768 48, now 39. Two slices of a reduction of 12 groups and
-more in place of four took 4 % longer at 1 token, and made no difference at 2.
+FC2 has two experts to a warp's 16 rows of packed weights, and one where there is a single choice; of dense weights
+four, which shares out 2560 columns better, but two or one where there are no more choices. With four in each, a layer
+that chooses two or one read and decoded some rows twice or four times: int4/32 8/2/4096/14336 took 88 us at 1 token,
+now 67; 16/1/5120/8192 53 in int4 and 92 in dense weights, now 31 and 69 to 77; with two, 50 in int8, 38 in mxfp4 and 32
+in nvfp4, now 42, 30 and 29. With several tokens FC1 of int4 kept up to 64 bytes of a thread in local memory, now up to
+16. A tile of packed weights keeps the address of its first row alone, weights are decoded a vector at a time, and two
+tokens of an expert have code of their own: 4 tokens of int4/32 512/10/2560/640 took 61 us, now 53, of 128/8/2048/768
+48, now 39. Two slices of a reduction of 12 groups and more in place of four took 4 % longer at 1 token, and made no
+difference at 2.
 
 With more than 60 choices of nvfp4, 72 of mxfp4, 80 of int4 and int8, 40 of fp8 or 64 of dense weights the grouped
 product takes over, and from fewer on where there are few experts, at which tokens soon meet: with more choices than
 1.25 times the experts of nvfp4, 1.5 times of mxfp4 and int4, as many of fp8, and twice of int8 and dense weights; and
 where the rows do not fit into shared memory. At 24 choices of 8/2/4096/1792 nvfp4 takes 47 us by the grouped product
-and 72 by the kernels for few tokens, int4 54 and 76; at 32 of 128/8/2048/768 mxfp4 takes 49 and 41.
+and 72 by the kernels for few tokens, int4 54 and 76; at 32 of 128/8/2048/768 mxfp4 takes 49 and 41 (39 since).
 
 In the grouped product dense weights take wgmma; packed ones take mma.sync while an expert has up to 20 tokens in the
 mean (four bits) or 16 (eight), and beyond that wgmma. A weight is decoded once for all tokens. nvfp4 512/10/2560/640

@@ -17,7 +17,8 @@ the contrib op in a session with a CUDA graph on even choices. GB/s and its shar
 bytes of the experts that the last draw chose, each once, which with few experts may be off by a tenth; TFLOP/s the
 products of tokens and their experts; both on even choices. Columns of which nothing was measured in a shape are left
 out. Which kernels take a call depends on its format and sizes and not on where the choices fall. Up to 16 tokens were
-measured on the day that is told, more of them on the day before. `python -m benchmarks.experts --sweep` measures again:
+measured on the day that is told, more of them on the day before, with shares of that day's copy. `python -m
+benchmarks.experts --sweep` measures again:
 
 ```sh gpu
 python -m benchmarks.experts --sweep --only mxfp4 --tokens 1 64 --loads uniform --without-ort

@@ -74,13 +74,13 @@ PACKED = (("nvfp4", 16), ("mxfp4", 32), *((name, size) for name in ("int4", "int
 
 
 def nan_rows(
-    weight_format: str, tokens: int, block_size: int, onnx_type: str
+    weight_format: str, tokens: int, block_size: int, onnx_type: str, *, k: int = 2
 ) -> tuple[ExpertsCase, dict[str, Any], npt.NDArray[np.bool_]]:
     """A call, its inputs where every other row of the second layer's scales is NaN, and which columns of y these are.
 
     Rows end within what a kernel may read at once: 128 weights, and of half of them, a word of scales.
     """
-    case = ExpertsCase((tokens,), 10, 2, 640, 192, onnx_type, weight_format, block_size=block_size)
+    case = ExpertsCase((tokens,), 10, k, 640, 192, onnx_type, weight_format, block_size=block_size)
     scales = case.feeds["fc2_scales"].copy()
     scales[:, 1::2] = 255 if weight_format == "mxfp4" else np.nan
     of_scales = np.arange(case.hidden) * scales.shape[1] // case.hidden

@@ -146,8 +146,8 @@ def test_experts_that_nobody_chose_are_not_read(onnx_type: str, weight_format: s
 @pytest.mark.parametrize(("weight_format", "block_size"), PACKED)
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_scales_of_nan_stay_in_their_rows(onnx_type: str, weight_format: str, block_size: int) -> None:
-    for tokens in (1, 4, 40, 400):
-        case, soiled, nan = nan_rows(weight_format, tokens, block_size, onnx_type)
+    for tokens, k in ((1, 1), (2, 1), (1, 2), (4, 2), (40, 2), (400, 2)):
+        case, soiled, nan = nan_rows(weight_format, tokens, block_size, onnx_type, k=k)
         clean = launch(case)
         case.feeds.update(soiled)
         assert_same_bits(launch(case), np.where(nan, np.array(np.nan, clean.dtype), clean))
@@ -196,11 +196,21 @@ def test_tokens(tokens: int, onnx_type: str, weight_format: str) -> None:
     ],
 )
 def test_few_tokens_whose_choices_fill_a_warp_and_more(tokens: int, k: int, weight_format: str) -> None:
-    """One token's choices are items of their own, others' meet in items; some of both name no expert."""
+    """One token's choices are items of their own, others' meet in items; of many of both some name no expert."""
     for seed, choices in enumerate(("random", "one_expert", "outside")):
         case = ExpertsCase(
             (tokens,), 64, k, 128, 320, HALVES[seed % 2], weight_format, choices=choices, block_size=32, seed=seed
         )
+        case.check_each(launch(case))
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("indices", [[[-1]], [[-1, 5]], [[5, -1]], [[-1, 64]], [[-1], [5]], [[5], [64]]], ids=str)
+def test_one_choice_or_two_of_which_some_name_no_expert(indices: list[list[int]], weight_format: str) -> None:
+    for onnx_type in HALVES:
+        leading, k = (len(indices),), len(indices[0])
+        case = ExpertsCase(leading, 64, k, 128, 320, onnx_type, weight_format, block_size=32, has_residual=True)
+        case.feeds["indices"][:] = indices
         case.check_each(launch(case))
 
 
@@ -320,7 +330,7 @@ def test_runs_repeat() -> None:
 @pytest.mark.parametrize("onnx_type", DTYPES)
 def test_a_token_alone_has_the_bits_that_it_has_among_others(onnx_type: str, weight_format: str) -> None:
     """Among few slots, few rows of an expert and many, whose products run over the reduction in another order."""
-    one_choice = (6, 1, ((0, 1), (2, 2), (3, 3)))
+    one_choice = (6, 1, ((0, 1), (2, 2), (3, 2), (3, 3)))
     few = (4, 2, ((0, 1), (2, 2), (1, 3)))
     sparse = (24, 8, ((0, 17), (5, 19)))
     many = (200, 8, ((0, 50), (7, 64), (100, 90)))

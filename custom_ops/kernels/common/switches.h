@@ -19,7 +19,8 @@ bool IsSwitchedOn(Switch which);
 int ListedChoices();
 
 // ORT_MOE_FEW_CHOICES: up to how many choices, tokens times K, FusedExperts takes its kernels for few tokens on Hopper,
-// if they fit, which add in another order. -1, for what was measured to be faster, unless it is a number.
+// if they fit, which add in another order than the grouped product. -1, for what was measured to be faster, unless it
+// is a number.
 int FewChoices();
 
 }  // namespace ort_moe

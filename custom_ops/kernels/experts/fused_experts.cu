@@ -12,7 +12,7 @@
 // that go the same way; few and many give the same.
 //
 // ORT_MOE_FC1_PDL=0 in the environment launches FC1 plainly, after the router has ended; ORT_MOE_PDL=0 does so with all
-// kernels.
+// kernels. ORT_MOE_FEW_CHOICES chooses between few and gemm.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -82,7 +82,8 @@ struct FewLimits {
   int64_t slots, slots_by_four_experts;
 };
 
-// As measured on an H200 (python -m benchmarks.expert_crossings; benchmarks/results/expert_crossings.json).
+// As measured on an H200 (python -m benchmarks.expert_crossings; benchmarks/results/expert_crossings.json, from before
+// products of two tokens had code of their own).
 FewLimits LimitsOfFew(WeightFormat format) {
   switch (format) {
     case WeightFormat::kNvfp4:
@@ -102,9 +103,9 @@ FewLimits LimitsOfFew(WeightFormat format) {
 }
 
 bool IsFew(WeightFormat format, const ExpertsArgs& args) {
-  const FewLimits limits = LimitsOfFew(format);
   const int64_t slots = args.tokens * args.k;
   if (FewChoices() >= 0) return slots <= FewChoices();
+  const FewLimits limits = LimitsOfFew(format);
   return slots <= limits.slots && 4 * slots <= limits.slots_by_four_experts * args.experts;
 }
 

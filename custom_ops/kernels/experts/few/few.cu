@@ -58,7 +58,7 @@ int Fc2TileColumns(int64_t slots) {
   return std::max(Format::kFc2Columns, slots <= 1 ? kSetRows : slots == 2 ? kTileRows : 0);
 }
 
-// Calls f with that number as a type; one item is one token's.
+// Calls f with `columns` as a type. kSetRows are a single slot's, which is one token's.
 template <typename Format, bool kShares, typename F>
 cudaError_t WithFc2Columns(int columns, const F& f) {
   if constexpr (!kShares) {

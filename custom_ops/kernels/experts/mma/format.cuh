@@ -85,7 +85,7 @@ struct DenseFormat {
   static constexpr int kManyGroups = 4;     // in both layers for many tokens
   static constexpr int kFc2Tokens = 2;      // of an expert at once, where four share the tensor core
   static constexpr bool kHasPairs = false;  // products of two tokens have code of their own
-  static constexpr int kFc2Columns = 4;     // of a tile there
+  static constexpr int kFc2Columns = 4;     // of a tile there, or more where there are few slots
   static constexpr float kFactor = 1.0f;
   static constexpr int kBlock = 16;         // of activations, which one thread stages
   static constexpr bool kArranges = false;  // activations lie in another order within their vectors

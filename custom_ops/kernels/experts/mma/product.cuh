@@ -158,7 +158,8 @@ struct TakesGroups : std::false_type {};
 template <typename Products>
 struct TakesGroups<Products, std::enable_if_t<Products::kTakesGroups>> : std::true_type {};
 
-// Calls `multiply` with how many tokens its products are for, as a type: `count`, of at most kTokens, or more.
+// Calls `multiply` with a number of tokens as a type: the least of 1, 2 (where Format::kHasPairs) and kTokens that
+// holds `count`.
 template <typename Format, int kTokens, typename Multiply>
 __device__ __forceinline__ void ForTokens(int count, Multiply multiply) {
   if (kTokens == 1 || count == 1) {

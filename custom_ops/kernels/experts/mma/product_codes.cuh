@@ -3,7 +3,7 @@
 // As for nvfp4 the weights go to the core without their scale, and each of its columns has the activations of one
 // lane's part of a step and zero elsewhere, so that each lane is left with sums of single parts and scales those. A
 // part lies in one block of weights, so that there are four parts to a step and the core has columns for two rows of
-// activations. Nothing branches on how many tokens there are: kTokens are multiplied, with zeros for those that are
+// activations. Step does not branch on how many tokens there are: kTokens are multiplied, with zeros for those that are
 // not.
 #pragma once
 

@@ -43,7 +43,8 @@ class WeightRing {
   }
 
   // The next Fill() starts with group `group`. The tiles' four times four rows begin at `rows` of their experts, which
-  // one call of Choose() behind this one tells.
+  // one call of Choose() behind this one tells. Where kBegins is 2, a tile's second four lie four row steps behind its
+  // first and are of the same expert.
   __device__ __forceinline__ void Start(const LayerParams& layer, const int (&rows)[4], int group) {
     const int at = group * kRowBytes;
     const uint8_t* const begin = layer.weights + (lane_weights_ + at);
