@@ -53,9 +53,9 @@ what the library takes by itself, for layers from 8/2/4096/1792 to 512/10/2560/6
 python -m benchmarks.expert_crossings --only "nvfp4 bfloat16 8/2/4096/1792" --tokens 1 12
 ```
 
-By the rule above, and measured before two tokens of an expert had code of their own, with which the kernels for few
-tokens of mxfp4, int4, int8 and fp8 take less (in the sweep below up to 8 %, by Zipf's law 12). Points at which the
-kernels for few tokens do not fit, so that there is but one way, are left out:
+By the rule above. The figures are of an earlier build: the kernels for few tokens of mxfp4, int4, int8 and fp8 take
+less since (in the sweep below up to 8 %, by Zipf's law 12). Points at which the kernels for few tokens do not fit, so
+that there is but one way, are left out:
 """
 
 _CYCLE_HEADER = """\

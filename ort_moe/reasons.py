@@ -160,7 +160,8 @@ _ALL = (
         "OM021",
         "contrib-layout",
         "How the weights of this contrib node lie cannot be told from the model.",
-        "Build the model anew with weights in an order that it names.",
+        "Build the model anew with weights in an order that it names: of onnxruntime-genai's builder, with "
+        "`--extra_options qmoe_weights_prepacked=0`.",
     ),
     Reason(
         "OM022",
