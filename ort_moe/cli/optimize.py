@@ -59,7 +59,7 @@ def optimize(
     ] = "keep",
     force: Force = False,
 ) -> None:
-    """Fuse routers and their experts, and prove the answer the same."""
+    """Fuse routers and their experts, and hold the answer against the original's."""
     if output is None and not dry_run:
         raise typer.BadParameter("an output is needed, or --dry-run", param_hint="-o")
     if rules is not None and skip is not None:

@@ -1,4 +1,4 @@
-"""The report of an optimisation: what changed, how long it took, and whether the answer is proved the same."""
+"""The report of an optimisation: what changed, how long it took, and what verification found."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Report(Printable):
         operators_after: The same of the output; function bodies are not counted.
         already_fused: FusedRouter nodes that the input held already.
         findings: What stood in the way on the model as a whole.
-        verification: The proof; None where there was none.
+        verification: What it found; None where there was none.
         warnings: Sentences for the user.
         experts: The experts behind every choice, with what became of them.
         conversions: What became of the weights of each layer of experts, if they were to be packed.

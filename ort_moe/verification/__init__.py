@@ -1,4 +1,4 @@
-"""`ort_moe.verify`: proves that an optimised model computes what the original does, by running both.
+"""`ort_moe.verify`: holds what an optimised model computes against what the original does, by running both.
 
 `comparison` runs the two models; `router_check` and `experts_check` one fused node, `block_check` and
 `packed_block_check` what stands for a contrib node, on the original's own values. `packed_reference`, `packed_weights`

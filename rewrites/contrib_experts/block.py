@@ -121,9 +121,9 @@ def read(node: ir.Node, target: str) -> ContribBlock:
         if name.startswith(("fc1_act", "fc2_act")):
             raise Refusal(f"its activations are quantised: it has '{name}'", "contrib-form")
     for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
-        if integer(node, name, 0):
+        if value := integer(node, name, 0):
             raise Refusal(
-                f"its attribute '{name}' is 1, which only some of ONNX Runtime's kernels honour", "contrib-form"
+                f"its attribute '{name}' is {value}, which only some of ONNX Runtime's kernels honour", "contrib-form"
             )
     if (normalize := integer(node, "normalize_routing_weights", 0)) not in (0, 1):
         raise Refusal(f"its normalize_routing_weights is {normalize}, and neither 0 nor 1", "contrib-form")

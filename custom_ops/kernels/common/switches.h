@@ -1,5 +1,6 @@
 // Switches in the environment that choose between ways to a result, for measuring and for finding faults: the same
-// bits, but where it is said. They are on unless their variable is "0"; all are read once, when a kernel first asks.
+// bits, but where it is said. Each Switch is on unless its variable is "0"; all are read once, when a kernel first
+// asks.
 #pragma once
 
 namespace ort_moe {

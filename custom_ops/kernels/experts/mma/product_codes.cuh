@@ -14,7 +14,7 @@
 
 namespace ort_moe {
 
-// What a lane's part of a step takes beside its weights.
+// A lane's part of a step: its weights decoded, and what their sums are multiplied with.
 template <typename Format>
 struct LaneParts {
   static constexpr int kVectors = Format::kBlock / kVectorElements;
