@@ -11,10 +11,8 @@ taken lasts longer than the faster one.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,6 +24,7 @@ from benchmarks.expert_models import Shape
 from benchmarks.expert_stack import Experts
 from benchmarks.expert_sweep import measure
 from benchmarks.output import add_json, publish
+from benchmarks.own_process import times_printed_by
 
 SWITCH = "ORT_MOE_FEW_CHOICES"
 WAYS = {"layer_us": None, "few_us": "128", "grouped_us": "0"}
@@ -116,9 +115,8 @@ def time_way(few_choices: str | None, shapes: Sequence[Shape], tokens: Sequence[
     environment = {name: value for name, value in os.environ.items() if name != SWITCH}
     if few_choices is not None:
         environment[SWITCH] = few_choices
-    run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    (line,) = [line for line in run.stdout.splitlines() if line.startswith("TIMES ")]
-    times: dict[str, float] = json.loads(line.removeprefix("TIMES "))
+    times: dict[str, float]
+    (times,) = times_printed_by(code, environment)
     return times
 
 

@@ -29,7 +29,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +45,7 @@ from benchmarks.expert_sweep import TOKENS as SWEEP_TOKENS
 from benchmarks.expert_sweep import slower_than_more, sweep
 from benchmarks.kernel_names import together
 from benchmarks.output import add_json, publish
+from benchmarks.own_process import times_printed_by
 
 LAYERS = 8
 CYCLE_LAYERS = 48
@@ -134,15 +134,8 @@ def kernel_times_without_overlap(shapes: list[Shape], tokens: list[int]) -> dict
         f"    for t in {tokens!r}:\n"
         "        print('TIMES', json.dumps([shape.name, t, kernel_times(Stack(experts, t, LAYERS))]))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"ORT_MOE_PDL": "0"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    lines = [line.removeprefix("TIMES ") for line in run.stdout.splitlines() if line.startswith("TIMES ")]
-    return {(name, count): times for name, count, times in map(json.loads, lines)}
+    printed = times_printed_by(code, os.environ | {"ORT_MOE_PDL": "0"})
+    return {(name, count): times for name, count, times in printed}
 
 
 def contrib_kernel_times(stack: Stack) -> dict[str, float]:

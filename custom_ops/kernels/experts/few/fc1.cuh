@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/launch.cuh"

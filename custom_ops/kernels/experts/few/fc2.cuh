@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/few/items.cuh"

@@ -26,6 +26,7 @@ struct NibbleFormat {
   static constexpr int kFc2Groups = 2;
   static constexpr int kFc2Tokens = 4;
   static constexpr bool kHasPairs = true;
+  static constexpr int kFc2Columns = 8;
   static constexpr bool kArranges = true;
   static constexpr bool kConverts = std::is_same_v<T, __nv_bfloat16>;
 
@@ -65,7 +66,6 @@ struct NoZero {};
 
 template <typename T>
 struct Mxfp4Format : NibbleFormat<T> {
-  static constexpr int kFc2Columns = 8;
   static constexpr float kFactor = kE2m1Factor;
   static constexpr int kScaleBytes = 1, kZeroBits = 0, kZero = 0;
   static constexpr bool kSharesRows = false;
@@ -94,7 +94,6 @@ __device__ __forceinline__ float ScaleOfType(uint32_t bits) {
 
 template <typename T>
 struct Int4Format : NibbleFormat<T> {
-  static constexpr int kFc2Columns = 8;
   static constexpr float kFactor = 1.0f;
   static constexpr int kScaleBytes = 2, kZeroBits = 4, kZero = 8;
   static constexpr bool kSharesRows = false;
